@@ -1,0 +1,1 @@
+"""Runs a whole Backhaul stack on one machine."""

@@ -1,0 +1,1 @@
+"""What Backhaul's services share: errors, etcd client, configuration, telemetry, TLS, clock."""

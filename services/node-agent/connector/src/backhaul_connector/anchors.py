@@ -1,0 +1,158 @@
+"""Anchors: digests of token prefixes, which prove how much of a prompt a block set covers.
+
+A chain of BLAKE2b-128 digests runs over the token ids in steps of ``stride`` tokens; its key (the *identity*) covers all
+that must be equal besides the tokens: weights, adapter, cache salt, scope. A block set carries the digest at every
+``spacing`` tokens (a multiple of ``stride``, so that there are at most 256) and at its exact end. Two prefixes with
+equal anchors are equal, and belong to the same model, salt and tenant.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DIGEST_SIZE = 16
+"""Bytes of one digest."""
+
+MAX_ANCHORS = 256
+"""Anchors at full spacing that a block set carries at most (one more for its exact end)."""
+
+_MIN_STRIDE = 64
+
+
+def identity_of(*, weights_digest: str, adapter: str, cache_salt: str, scope: str) -> bytes:
+    """Returns the key (16 bytes) of the anchor chain for one model, adapter, salt and scope.
+
+    ``adapter`` is empty without LoRA, ``cache_salt`` empty without salt. Each part is length-prefixed, so that no two
+    different tuples give the same bytes.
+    """
+    state = hashlib.blake2b(digest_size=DIGEST_SIZE, person=b"backhaul-ident-1")
+    for part in (weights_digest, adapter, cache_salt, scope):
+        raw = part.encode()
+        state.update(len(raw).to_bytes(4, "big"))
+        state.update(raw)
+    return state.digest()
+
+
+def stride_of(block_size: int) -> int:
+    """Returns the chain's step in tokens: the smallest power of two that is at least 64 and the block size."""
+    stride = _MIN_STRIDE
+    while stride < block_size:
+        stride *= 2
+    return stride
+
+
+def spacing_of(token_count: int, stride: int) -> int:
+    """Returns the distance in tokens of the anchors that a set of ``token_count`` tokens carries."""
+    spacing = stride
+    while token_count // spacing > MAX_ANCHORS:
+        spacing *= 2
+    return spacing
+
+
+class AnchorChain:
+    """Digests a growing list of token ids.
+
+    ``extras`` maps a token position to bytes that belong to it (the hash of an image whose placeholder starts there);
+    they are mixed in where their position is.
+    """
+
+    def __init__(self, identity: bytes, stride: int, extras: Sequence[tuple[int, bytes]] = ()) -> None:
+        self._identity = identity
+        self._extras = sorted(extras)
+        self._tail = array("i")
+        self._digests: list[bytes] = []
+        self.stride = stride
+
+    @property
+    def token_count(self) -> int:
+        """Tokens digested so far."""
+        return len(self._digests) * self.stride + len(self._tail)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Appends token ids.
+
+        Raises OverflowError for an id that does not fit into 32 bits.
+        """
+        pending = self._tail
+        pending.extend(tokens)
+        whole = len(pending) - len(pending) % self.stride
+        for start in range(0, whole, self.stride):
+            self._digests.append(self._step(pending[start : start + self.stride]))
+        self._tail = pending[whole:]
+
+    def at(self, token_count: int) -> bytes:
+        """Returns the digest of the first ``token_count`` tokens: a multiple of the stride, or all digested so far.
+
+        Raises ValueError for any other count.
+        """
+        if token_count == self.token_count:
+            return self._step(self._tail) if self._tail else self._last()
+        steps, rest = divmod(token_count, self.stride)
+        if rest or not 0 <= steps <= len(self._digests):
+            raise ValueError(f"no anchor at {token_count} of {self.token_count} tokens")
+        return self._digests[steps - 1] if steps else self._identity
+
+    def _last(self) -> bytes:
+        return self._digests[-1] if self._digests else self._identity
+
+    def _step(self, tokens: "array[int]") -> bytes:
+        start = len(self._digests) * self.stride
+        state = hashlib.blake2b(self._last(), digest_size=DIGEST_SIZE, key=self._identity)
+        state.update(tokens.tobytes())
+        for position, extra in self._extras:
+            if start <= position < start + len(tokens):
+                state.update(position.to_bytes(8, "big") + extra)
+        return state.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Anchors:
+    """The anchors of one block set."""
+
+    identity: bytes
+    stride: int
+    spacing: int
+    token_count: int
+    digests: bytes
+    """Digests at every ``spacing`` tokens and, last, at ``token_count``; 16 bytes each, end to end."""
+
+    @property
+    def end(self) -> bytes:
+        """Digest of all ``token_count`` tokens."""
+        return self.digests[-DIGEST_SIZE:]
+
+    @classmethod
+    def of(cls, chain: AnchorChain, identity: bytes) -> "Anchors":
+        """Takes the anchors of everything that ``chain`` has digested."""
+        count = chain.token_count
+        spacing = spacing_of(count, chain.stride)
+        points = [*range(spacing, count + 1, spacing)]
+        return cls(identity, chain.stride, spacing, count, b"".join(map(chain.at, points)) + chain.at(count))
+
+
+def verified_count(anchors: Anchors, tokens: Sequence[int], extras: Sequence[tuple[int, bytes]] = ()) -> int:
+    """Returns how many leading tokens of ``tokens`` are proved equal to those of the block set; 0 when none are.
+
+    The answer is ``anchors.token_count`` when the block set's tokens are a prefix of ``tokens``, else a multiple of
+    ``anchors.spacing``. The caller has compared the identities.
+    """
+    if _end_matches(anchors, tokens, extras):
+        return anchors.token_count
+    chain = AnchorChain(anchors.identity, anchors.stride, extras)
+    verified = 0
+    last = min(len(tokens), anchors.token_count)
+    for index, point in enumerate(range(anchors.spacing, last + 1, anchors.spacing)):
+        chain.extend(tokens[verified:point])
+        if chain.at(point) != anchors.digests[index * DIGEST_SIZE : (index + 1) * DIGEST_SIZE]:
+            break
+        verified = point
+    return verified
+
+
+def _end_matches(anchors: Anchors, tokens: Sequence[int], extras: Sequence[tuple[int, bytes]]) -> bool:
+    if not 0 < anchors.token_count <= len(tokens):
+        return False
+    chain = AnchorChain(anchors.identity, anchors.stride, extras)
+    chain.extend(tokens[: anchors.token_count])
+    return chain.at(anchors.token_count) == anchors.end

@@ -1,0 +1,1 @@
+"""Backhaul's node agent: single owner of what one vLLM server retains."""

@@ -1,0 +1,1 @@
+"""Backhaul's registry: node directory and block set index over etcd."""
