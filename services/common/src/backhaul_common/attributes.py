@@ -1,0 +1,21 @@
+"""Names of span attributes and log fields. Values never hold prompts, completions, lookup keys or secrets."""
+
+RPC_SYSTEM = "rpc.system"
+RPC_SERVICE = "rpc.service"
+RPC_METHOD = "rpc.method"
+RPC_GRPC_STATUS_CODE = "rpc.grpc.status_code"
+
+DB_SYSTEM = "db.system"
+ETCD_KEY_COUNT = "backhaul.etcd.key_count"
+ETCD_REVISION = "backhaul.etcd.revision"
+
+NODE_ID = "backhaul.node.id"
+ENGINE_ID = "backhaul.engine.id"
+SET_ID = "backhaul.block_set.id"
+POINTER_COUNT = "backhaul.pointer.count"
+ROUTE = "backhaul.route"
+MISS_REASON = "backhaul.miss.reason"
+PROMPT_TOKENS = "backhaul.tokens.prompt"
+LOCAL_TOKENS = "backhaul.tokens.local"
+READ_TOKENS = "backhaul.tokens.read"
+VERIFIED_TOKENS = "backhaul.tokens.verified"

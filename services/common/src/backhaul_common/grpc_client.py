@@ -1,0 +1,35 @@
+"""Channels to Backhaul's services."""
+
+import grpc
+
+from backhaul_common.grpc_server import MAX_MESSAGE_BYTES
+from backhaul_common.status import to_error
+from backhaul_common.tracing import client_interceptors
+
+__all__ = ["CHANNEL_OPTIONS", "open_channel", "to_error"]
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    # Peers are inside the cluster; a company's proxy is not on the way to them.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # gRPC's default grows to two minutes, shared by all callers of the channel.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Also bounds one attempt to connect: a frozen peer accepts and says nothing.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    # Its own connections: closing and opening a channel starts afresh.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """Opens a channel to ``host:port`` (IPv6 in brackets); connects lazily, again and again.
+
+    Made and closed inside the running event loop that uses it. Calls need a ``timeout``.
+    """
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=client_interceptors())

@@ -1,0 +1,76 @@
+"""A gRPC server as every service runs it."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from backhaul_common.errors import UnavailableError
+from backhaul_common.health import HealthServicer
+from backhaul_common.interceptors import ErrorInterceptor
+from backhaul_common.tracing import server_interceptor
+
+MAX_MESSAGE_BYTES = 17 * 1024 * 1024
+"""Longest message that servers and clients send and accept."""
+
+_OPTIONS = (
+    # Clients ping every 10 s, with or without calls; twice as often is still no flood.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Notices clients that vanished without a word.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Two servers on one port would each get a part of the calls.
+    ("grpc.so_reuseport", 0),
+)
+
+
+class GrpcServer:
+    """Server with health, reflection, error and tracing interceptors.
+
+    Made inside the running event loop. Register servicers on `server`, then enter. Leaving stops it without grace;
+    call `stop` first for a graceful end. NOT_SERVING until `set_serving`.
+    """
+
+    def __init__(
+        self, *, address: str, service_names: Sequence[str], max_message_bytes: int = MAX_MESSAGE_BYTES
+    ) -> None:
+        self._address = address
+        self._health = HealthServicer(service_names)
+        limits = (
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_message_bytes),
+        )
+        self.server = grpc.aio.server(
+            interceptors=(server_interceptor(), ErrorInterceptor()), options=(*_OPTIONS, *limits)
+        )
+        self.port = 0
+        """Port that the server listens on; known once entered."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server)
+
+    async def __aenter__(self) -> Self:
+        """Binds and starts. Raises UnavailableError (ADDRESS_UNAVAILABLE) when the address cannot be bound."""
+        try:
+            self.port = self.server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise UnavailableError("ADDRESS_UNAVAILABLE", f"cannot listen on {self._address}") from error
+        await self.server.start()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop(0)
+
+    async def set_serving(self, serving: bool) -> None:
+        """Reports all services as SERVING or NOT_SERVING."""
+        await self._health.set_serving(serving)
+
+    async def stop(self, grace_s: float) -> None:
+        """Reports NOT_SERVING, refuses new calls, waits up to ``grace_s`` seconds for running ones, ends the rest."""
+        await self._health.end()
+        await self.server.stop(grace_s)

@@ -1,0 +1,111 @@
+"""Server interceptor that turns errors into statuses, at the edge and nowhere else."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+import structlog
+
+from backhaul_common.errors import BackhaulError, DeadlineExceededError, InternalError, UnavailableError
+from backhaul_common.status import to_status
+
+_log = structlog.get_logger(__name__)
+
+# Generic in the stubs only.
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Ends failed calls with the status of their error.
+
+    Unknown exceptions are logged and sent as INTERNAL without detail. gRPC's own AbortError passes, and so does the
+    cancellation of the call; a cancellation that came from anywhere else ends the call as UNAVAILABLE, because gRPC
+    would leave the client without an answer.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Wraps the handler of one call."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith("/grpc."):
+            # None makes gRPC answer UNIMPLEMENTED; its typing does not know.
+            return handler  # type: ignore[return-value]
+        return _wrap(handler, handler_call_details.method)
+
+
+def _wrap(handler: Handler, method: str) -> Handler:
+    """Returns a handler of the same kind with guarded behaviour."""
+    kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
+    behavior = getattr(handler, kind)
+    guarded = _guarded_stream if inspect.isasyncgenfunction(behavior) else _guarded_unary
+    factory = getattr(grpc, f"{kind}_rpc_method_handler")
+    wrapped: Handler = factory(
+        guarded(behavior, method),
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+    return wrapped
+
+
+def _arity(streaming: bool) -> str:
+    return "stream" if streaming else "unary"
+
+
+def _guarded_unary(behavior: Any, method: str) -> Any:
+    async def call(request: Any, context: Context) -> Any:
+        try:
+            return await behavior(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # the RPC border
+            await _end(context, method, error)
+
+    return call
+
+
+def _guarded_stream(behavior: Any, method: str) -> Any:
+    async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+        responses = behavior(request, context)
+        try:
+            async for response in responses:
+                yield response
+        except grpc.aio.AbortError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # the RPC border
+            await _end(context, method, error)
+        finally:
+            # gRPC drops a generator whose client is gone; without this its cleanup would wait for the collector.
+            await responses.aclose()
+
+    return call
+
+
+async def _end(context: Context, method: str, error: BaseException) -> NoReturn:
+    if isinstance(error, asyncio.CancelledError) and _call_cancelled():
+        raise error
+    status = to_status(_as_backhaul(error, method))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+
+
+def _call_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _as_backhaul(error: BaseException, method: str) -> BackhaulError:
+    match error:
+        case BackhaulError():
+            return error
+        case TimeoutError():
+            return DeadlineExceededError("TIMED_OUT", "no answer in time")
+        case asyncio.CancelledError():
+            return UnavailableError("CANCELLED_INSIDE", "the call was ended by the server")
+        case _:
+            _log.error("call failed unexpectedly", method=method, exc_info=error)
+            return InternalError("INTERNAL", "internal error")

@@ -1,0 +1,56 @@
+"""Logs: one line per event, a fixed phrase plus fields. JSON, or readable text on a terminal."""
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+from opentelemetry import trace
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def configure_logging(level: str, service: str, stream: TextIO | None = None) -> None:
+    """Sends all logs, those of libraries included, to ``stream`` (standard error by default).
+
+    ``level`` is one of `LEVELS`. Every line carries ``service``, and ``trace_id`` when a span is current.
+    """
+    out = sys.stderr if stream is None else stream
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _named(service),
+        _add_trace_id,
+        structlog.processors.dict_tracebacks if not out.isatty() else structlog.processors.ExceptionPrettyPrinter(out),
+    ]
+    renderer: Processor = structlog.dev.ConsoleRenderer() if out.isatty() else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+
+
+def _named(service: str) -> Processor:
+    def add(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
+        event["service"] = service
+        return event
+
+    return add
+
+
+def _add_trace_id(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
+    context = trace.get_current_span().get_span_context()
+    if context.is_valid:
+        event["trace_id"] = trace.format_trace_id(context.trace_id)
+    return event

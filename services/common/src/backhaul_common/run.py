@@ -1,0 +1,43 @@
+"""The frame of a service process: event loop, signals, exit code."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from backhaul_common.errors import BackhaulError
+
+_log = structlog.get_logger(__name__)
+
+
+def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
+    """Runs ``main`` until it returns and gives the exit code: 0, or 1 after an error.
+
+    SIGTERM or SIGINT sets the event that ``main`` is given; a second one ends the process at once.
+    """
+    try:
+        asyncio.run(_supervised(main))
+    except BackhaulError as error:
+        _log.error("service failed", reason=error.reason, error=error.message)
+        return 1
+    except Exception as error:  # noqa: BLE001  # the process border: whatever it is, it is logged and the process ends
+        _log.error("service failed unexpectedly", exc_info=error)
+        return 1
+    return 0
+
+
+async def _supervised(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, number, stopping)
+    await main(stopping)
+
+
+def _on_signal(number: signal.Signals, stopping: asyncio.Event) -> None:
+    if stopping.is_set():
+        os._exit(128 + number)
+    _log.info("stopping", signal=number.name)
+    stopping.set()

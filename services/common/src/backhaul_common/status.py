@@ -1,0 +1,78 @@
+"""Errors as gRPC statuses: one table, both directions."""
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+
+from backhaul_common.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    BackhaulError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+
+DOMAIN = "backhaul"
+"""``ErrorInfo.domain`` of every error that Backhaul raises."""
+
+CODES: dict[type[BackhaulError], grpc.StatusCode] = {
+    InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
+    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    NotFoundError: grpc.StatusCode.NOT_FOUND,
+    AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
+    FailedPreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
+    AbortedError: grpc.StatusCode.ABORTED,
+    ResourceExhaustedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    DeadlineExceededError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    InternalError: grpc.StatusCode.INTERNAL,
+}
+
+_CLASSES: dict[grpc.StatusCode, type[BackhaulError]] = {
+    **{code: cls for cls, code in CODES.items()},
+    grpc.StatusCode.OUT_OF_RANGE: InvalidArgumentError,
+    grpc.StatusCode.PERMISSION_DENIED: UnauthenticatedError,
+    # The peer, or somebody on the way, ended a call that this side still wanted.
+    grpc.StatusCode.CANCELLED: UnavailableError,
+}
+
+
+def to_status(error: BackhaulError) -> grpc.Status:
+    """Returns the status to abort a call with: code, message, and ErrorInfo with reason and metadata."""
+    code = next((CODES[cls] for cls in type(error).__mro__ if cls in CODES), grpc.StatusCode.INTERNAL)
+    detail = AnyMessage()
+    detail.Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata))
+    status: grpc.Status = rpc_status.to_status(Status(code=code.value[0], message=error.message, details=[detail]))
+    return status
+
+
+def to_error(error: grpc.aio.AioRpcError) -> BackhaulError:
+    """Returns the error that the peer raised.
+
+    Without ErrorInfo of our domain (a proxy, gRPC itself, another server) the reason is the status code's name.
+    """
+    cls = _CLASSES.get(error.code(), InternalError)
+    info = _error_info(error)
+    if info is None:
+        return cls(error.code().name, error.details() or error.code().name)
+    return cls(info.reason, error.details() or info.reason, **dict(info.metadata))
+
+
+def _error_info(error: grpc.aio.AioRpcError) -> ErrorInfo | None:
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:
+        return None
+    for detail in status.details if status is not None else ():
+        info = ErrorInfo()
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            return info
+    return None

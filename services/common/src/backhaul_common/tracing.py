@@ -1,0 +1,124 @@
+"""Tracing interceptors: OpenTelemetry's own, with their weak points in asyncio mended.
+
+Long-lived streams get no span (it would end hours later), neither do health and reflection.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.instrumentation.grpc._aio_client import (
+    UnaryStreamAioClientInterceptor,
+    UnaryUnaryAioClientInterceptor,
+)
+from opentelemetry.instrumentation.grpc._aio_server import (
+    OpenTelemetryAioServerInterceptor,
+    _OpenTelemetryAioServicerContext,
+)
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+
+from backhaul_common.attributes import RPC_GRPC_STATUS_CODE, RPC_METHOD, RPC_SERVICE, RPC_SYSTEM
+
+LONG_LIVED = frozenset({"JoinNode", "WatchNodes", "PublishBlockSets", "WatchBlockSets"})
+"""Methods whose streams stay open for as long as the caller lives."""
+
+
+def traced(call_details: Any) -> bool:
+    """Tells whether a call gets a span."""
+    name = _text(call_details.method)
+    return not name.startswith("/grpc.") and name.rpartition("/")[2] not in LONG_LIVED
+
+
+def server_interceptor() -> grpc.aio.ServerInterceptor:
+    """Returns the interceptor that continues the caller's trace with a server span."""
+    interceptor: grpc.aio.ServerInterceptor = _ServerInterceptor(_tracer(), filter_=traced)
+    return interceptor
+
+
+def client_interceptors() -> Sequence[grpc.aio.ClientInterceptor]:
+    """Returns the interceptors that send the current trace along, with a client span for calls without streams."""
+    return (_UnaryClientInterceptor(_tracer(), filter_=traced), _StreamClientInterceptor(_tracer(), filter_=traced))
+
+
+def _tracer() -> trace.Tracer:
+    return trace.get_tracer("backhaul_common.grpc")
+
+
+def _text(method: str | bytes) -> str:
+    return method.decode() if isinstance(method, bytes) else method
+
+
+class _ServerInterceptor(OpenTelemetryAioServerInterceptor):
+    """Keeps the span out of the context while a stream is suspended.
+
+    The base attaches it across ``yield``; when gRPC drops the generator of a cancelled stream, it is closed in another
+    context and detaching fails (opentelemetry-python-contrib#2357).
+    """
+
+    def _intercept_aio_server_stream(self, behavior: Any, handler_call_details: Any) -> Any:
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            with self._set_remote_context(context):
+                span = self._stream_span(_text(handler_call_details.method))
+                current = trace.set_span_in_context(span)
+            responses = behavior(request, _OpenTelemetryAioServicerContext(context, span))
+            try:
+                async for response in _within(current, responses):
+                    yield response
+            except asyncio.CancelledError:
+                span.set_status(Status(StatusCode.ERROR, "cancelled"))
+                raise
+            finally:
+                await responses.aclose()
+                span.end()
+
+        return stream
+
+    def _stream_span(self, path: str) -> Span:
+        service, _, method = path.lstrip("/").partition("/")
+        attributes = {RPC_SYSTEM: "grpc", RPC_SERVICE: service, RPC_METHOD: method}
+        span: Span = self._tracer.start_span(path, kind=SpanKind.SERVER, attributes=attributes)
+        return span
+
+
+async def _within(current: otel_context.Context, responses: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Yields ``responses``, each computed with ``current`` as the context."""
+    while True:
+        token = otel_context.attach(current)
+        try:
+            response = await anext(responses)
+        except StopAsyncIteration:
+            return
+        finally:
+            otel_context.detach(token)
+        yield response
+
+
+class _UnaryClientInterceptor(UnaryUnaryAioClientInterceptor):
+    """Ends the call and its span when the caller is cancelled, which the base leaves to the garbage collector."""
+
+    async def _wrap_unary_response(self, continuation: Any, span: Span) -> Any:
+        call = await continuation()
+        try:
+            code = await call.code()
+            span.set_attribute(RPC_GRPC_STATUS_CODE, code.value[0])
+            if code is not grpc.StatusCode.OK:
+                span.set_status(Status(StatusCode.ERROR, await call.details()))
+        except asyncio.CancelledError:
+            call.cancel()
+            span.set_status(Status(StatusCode.ERROR, "cancelled"))
+            raise
+        finally:
+            span.end()
+        return call
+
+
+class _StreamClientInterceptor(UnaryStreamAioClientInterceptor):
+    """Sends the trace along without a span of its own, so that there is none to end when a stream is dropped."""
+
+    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        if self.tracing_skipped(client_call_details):
+            return await continuation(client_call_details, request)
+        return await continuation(self.propagate_trace_in_details(client_call_details), request)

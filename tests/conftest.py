@@ -1,0 +1,40 @@
+"""Fixtures for all tests."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+
+@pytest.fixture(scope="session")
+def _span_exporter() -> InMemorySpanExporter:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    return exporter
+
+
+@pytest.fixture
+def spans(_span_exporter: InMemorySpanExporter) -> Iterator[InMemorySpanExporter]:
+    """Collects the spans that end during the test (`spans.get_finished_spans()`)."""
+    _span_exporter.clear()
+    yield _span_exporter
+    _span_exporter.clear()
+
+
+@pytest.fixture
+async def no_leaks() -> AsyncIterator[None]:
+    """Fails the test when it leaves tasks behind. Ask for it before other async fixtures, so that it looks last."""
+    before = asyncio.all_tasks()
+    yield
+    async with asyncio.timeout(2):
+        while leaked := {task for task in asyncio.all_tasks() - before if not task.done()}:
+            gc.collect()
+            await asyncio.sleep(0.01)
+            assert all(task is not None for task in leaked)

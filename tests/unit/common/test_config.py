@@ -1,0 +1,110 @@
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from backhaul_common.config import ServiceConfig, Texts, load_config
+
+
+class Config(ServiceConfig, env_prefix="BACKHAUL_SAMPLE_"):
+    listen: str = "127.0.0.1:1"
+    """Address to listen on."""
+    endpoints: Texts
+    """Peers, host:port."""
+    ttl_s: float = 10.0
+    """Lease."""
+    tls: bool = False
+    """Whether to encrypt."""
+    password: SecretStr | None = None
+    """Secret."""
+
+
+def load(*argv: str) -> Config:
+    return load_config(Config, prog="sample", argv=["--endpoints", "a:1", *argv])
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LISTEN", "ENDPOINTS", "TTL_S"):
+        monkeypatch.delenv(f"BACKHAUL_SAMPLE_{name}", raising=False)
+
+
+def test_flags_win_over_environment_over_file_over_default(
+    tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{tmp_path}/sample.toml"
+    with open(path, "w") as file:
+        file.write('listen = "file:1"\nttl_s = 3\ntls = true\n')
+    monkeypatch.setenv("BACKHAUL_SAMPLE_LISTEN", "env:1")
+    monkeypatch.setenv("BACKHAUL_SAMPLE_TTL_S", "4")
+    config = load("--config", path, "--listen", "flag:1")
+    assert (config.listen, config.ttl_s, config.tls, config.password) == ("flag:1", 4.0, True, None)
+
+
+@pytest.mark.parametrize("text", ["a:1,b:2", " a:1 , b:2,"])
+def test_several_values_are_comma_separated(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BACKHAUL_SAMPLE_ENDPOINTS", text)
+    assert load_config(Config, prog="sample", argv=[]).endpoints == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        pytest.param(["--endpoints", "a:1", "--nope", "1"], "--nope", id="unknown flag"),
+        pytest.param(["--endpoints", "a:1", "--ttl-s", "soon"], "ttl_s: Input should be a valid number", id="type"),
+        pytest.param([], "endpoints: Field required", id="missing"),
+        pytest.param(["--endpoints", "a:1", "--config", "/nonexistent"], "/nonexistent", id="no file"),
+        pytest.param(["--endpoints", "a:1", "--lis", "x"], "--lis", id="abbreviation"),
+    ],
+)
+def test_a_wrong_flag_ends_the_process_with_code_2_and_one_line(
+    argv: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_config(Config, prog="sample", argv=argv)
+    assert caught.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("sample: ")
+    assert complaint in last
+
+
+def test_an_unknown_environment_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BACKHAUL_SAMPLE_LISTNE", "x")
+    with pytest.raises(SystemExit):
+        load()
+    assert "BACKHAUL_SAMPLE_LISTNE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "complaint"), [("nope = 1", "nope: Extra"), ("=", "Invalid")])
+def test_a_wrong_file_is_refused(
+    text: str, complaint: str, tmp_path: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = f"{tmp_path}/sample.toml"
+    with open(path, "w") as file:
+        file.write(text)
+    with pytest.raises(SystemExit):
+        load("--config", path)
+    assert complaint in capsys.readouterr().err
+
+
+def test_secrets_are_masked_and_never_echoed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "hunter2" not in repr(load("--password", "hunter2"))
+    with pytest.raises(ValidationError) as caught:
+        Config(endpoints=("a:1",), password=["hunter2"])  # type: ignore[arg-type]  # wrong on purpose
+    assert "hunter2" not in str(caught.value)
+
+
+def test_help_shows_docstring_default_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load("--help")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Address to listen on. [default 127.0.0.1:1; BACKHAUL_SAMPLE_LISTEN]" in out
+    assert "--no-tls" in out
+
+
+def test_a_configuration_is_frozen_and_made_of_its_arguments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BACKHAUL_SAMPLE_LISTEN", "env:1")
+    config = Config(endpoints=("a:1",))
+    assert config.listen == "127.0.0.1:1"
+    with pytest.raises(ValidationError):
+        config.listen = "x"
