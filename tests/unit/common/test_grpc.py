@@ -28,13 +28,14 @@ from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_common.grpc_server import GrpcServer
 from backhaul_common.status import CODES
 from tests.fakes.eventually import eventually
+from tests.fakes.partial import Partial
 
 NODES = "backhaul.registry.v1.NodeService"
 
 Answer = Callable[[Any], Awaitable[Any]]
 
 
-class Nodes:
+class Nodes(Partial):
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
 
@@ -42,7 +43,7 @@ class Nodes:
         return await self._answer(context)
 
 
-class Inference:
+class Inference(Partial):
     """Streams ``count`` chunks (for ever when None), then raises ``error``."""
 
     def __init__(self, count: int | None, error: Exception | None = None) -> None:
@@ -325,7 +326,7 @@ async def test_a_cancelled_call_ends_its_span_and_the_servers_work(spans: InMemo
 
 
 async def test_health_reflection_and_long_lived_streams_have_no_spans(spans: InMemorySpanExporter) -> None:
-    class Watching:
+    class Watching(Partial):
         async def WatchNodes(self, request: Any, context: Any) -> AsyncIterator[Any]:
             yield registry.WatchNodesResponse(revision=1)
 
