@@ -9,11 +9,34 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+SUPPORTED_VLLM = "0.32.0"
+"""The vLLM release whose hooks the connector was read and tested against. Any other one gets vLLM's own connector."""
+
 
 def __getattr__(name: str) -> Any:
     """Imports the connector on first use, so that ``anchors`` and ``wire`` work where vLLM is not installed."""
-    if name == "NixlConnector":
-        from backhaul_connector.connector import NixlConnector
+    if name != "NixlConnector":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import vllm
 
-        return NixlConnector
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if vllm.__version__.split("+")[0] == SUPPORTED_VLLM:
+        from backhaul_connector import connector
+
+        found: Any = connector.NixlConnector
+    else:
+        found = _stock_connector(vllm.__version__)
+    globals()[name] = found
+    return found
+
+
+def _stock_connector(vllm_version: str) -> Any:
+    import logging
+
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    logging.getLogger("vllm.backhaul").warning(
+        "Backhaul: vLLM %s is not supported (only %s): using vLLM's own NixlConnector, without reuse",
+        vllm_version,
+        SUPPORTED_VLLM,
+    )
+    return KVConnectorFactory.get_connector_class_by_name("NixlConnector")

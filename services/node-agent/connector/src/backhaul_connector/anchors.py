@@ -1,7 +1,7 @@
 """Anchors: digests of token prefixes, which prove how much of a prompt a block set covers.
 
-A chain of BLAKE2b-128 digests runs over the token ids in steps of ``stride`` tokens; its key (the *identity*) covers all
-that must be equal besides the tokens: weights, adapter, cache salt, scope. A block set carries the digest at every
+A chain of BLAKE2b-128 digests runs over the token ids in steps of ``stride`` tokens; its key (the *identity*) covers
+all that must be equal besides the tokens: weights, adapter, cache salt, scope. A block set carries the digest at every
 ``spacing`` tokens (a multiple of ``stride``, so that there are at most 256) and at its exact end. Two prefixes with
 equal anchors are equal, and belong to the same model, salt and tenant.
 """
@@ -116,6 +116,11 @@ class Anchors:
     token_count: int
     digests: bytes
     """Digests at every ``spacing`` tokens and, last, at ``token_count``; 16 bytes each, end to end."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is a digest for every point that stride, spacing and token count name."""
+        return len(self.digests) == (self.token_count // self.spacing + 1) * DIGEST_SIZE
 
     @property
     def end(self) -> bytes:

@@ -1,0 +1,68 @@
+"""What a decode engine notes about a turn: how the next one will find it, and what proves what it covers."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from backhaul_connector.anchors import AnchorChain, Anchors, stride_of
+from backhaul_connector.wire import PARAMS_KEY, BlockSetReport, TurnLabel
+
+
+def label_of(params: Mapping[str, Any] | None) -> TurnLabel | None:
+    """Returns the label of a decode turn; None for a turn that is not ours.
+
+    A label that cannot be read counts as one without keys: nothing could find the blocks again.
+    """
+    if not params or params.get("do_remote_decode") or PARAMS_KEY not in params:
+        return None
+    try:
+        return msgspec.convert(params[PARAMS_KEY], TurnLabel)
+    except msgspec.ValidationError:
+        return TurnLabel(scope="", keys=[])
+
+
+class OpenTurn:
+    """A labelled turn while it runs. The prompt is digested when it arrives, the output when it ends."""
+
+    def __init__(
+        self,
+        label: TurnLabel,
+        *,
+        identity: bytes,
+        prompt: Sequence[int],
+        extras: Sequence[tuple[int, bytes]],
+        block_size: int,
+    ) -> None:
+        self.label = label
+        self._identity = identity
+        self._chain = AnchorChain(identity, stride_of(block_size), extras)
+        # The last token is left for `close`: a turn may end with less computed than was asked.
+        self._digested = max(0, len(prompt) - 1)
+        self._chain.extend(array("i", prompt[: self._digested]))
+
+    def close(self, params: Mapping[str, Any], tokens: Sequence[int], deadline: float) -> BlockSetReport | None:
+        """Makes the report of what the engine retains.
+
+        ``params`` are vLLM's, with ``remote_num_tokens`` tokens covered; ``tokens`` are all tokens of the request. None
+        when fewer are covered than were digested: nothing could be proved.
+        """
+        count = params["remote_num_tokens"]
+        if not self._digested <= count <= len(tokens):
+            return None
+        self._chain.extend(tokens[self._digested : count])
+        anchors = Anchors.of(self._chain, self._identity)
+        return BlockSetReport(
+            set_id=params["remote_request_id"],
+            scope=self.label.scope,
+            keys=self.label.keys,
+            params=dict(params),
+            token_count=count,
+            block_count=sum(map(len, params["remote_block_ids"])),
+            identity=self._identity,
+            stride=anchors.stride,
+            spacing=anchors.spacing,
+            anchors=anchors.digests,
+            deadline=deadline,
+        )

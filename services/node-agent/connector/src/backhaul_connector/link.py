@@ -1,0 +1,194 @@
+"""The connection to the node agent: one thread, one Unix socket, never in the scheduler's way."""
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from backhaul_connector import wire
+from backhaul_connector.ledger import Ledger
+
+_log = logging.getLogger("vllm.backhaul.link")
+
+_SILENCE_S = 10.0
+"""An agent that says nothing for this long is dead: it pings about every second."""
+_BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_TAKE = 64
+_RECV_BYTES = 64 * 1024
+_UNSENT_BYTES = 256 * 1024
+"""No more messages are encoded while this much waits in the socket."""
+
+
+class AgentLink:
+    """Keeps a session with the agent for as long as the engine lives.
+
+    ``hello`` makes the first message of each session; it gets the session of the agent that was connected last.
+    """
+
+    def __init__(self, path: str, ledger: Ledger, hello: Callable[[str], wire.Hello]) -> None:
+        self._path = path
+        self._ledger = ledger
+        self._hello = hello
+        self._session = ""
+        self._stopping = threading.Event()
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="backhaul-link", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Tells the thread that there is something to send. Never blocks; safe from any thread."""
+        # Full: it is awake already. Closed: the engine is shutting down.
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+    def stop(self) -> None:
+        """Ends the session and the thread, within about a second."""
+        self._stopping.set()
+        self.wake()
+        self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        attempt = 0
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            problem = self._attempt()
+            attempt = 0 if time.monotonic() - started > _SILENCE_S else attempt + 1
+            if attempt == 1 and not self._stopping.is_set():
+                _log.warning("Backhaul: no node agent at %s (%s); reuse is off until it is back", self._path, problem)
+            self._stopping.wait(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
+        self._woken.close()
+        self._waker.close()
+
+    def _attempt(self) -> str:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                sock.settimeout(_SILENCE_S)
+                sock.connect(self._path)
+                sock.setblocking(False)
+                _Session(sock, self._woken, self._ledger, self._welcomed).run(
+                    self._hello(self._session), self._stopping
+                )
+            return "stopped"
+        except (OSError, BufferError, msgspec.DecodeError, _SessionError) as error:
+            return str(error) or type(error).__name__
+        finally:
+            self._ledger.disconnect()
+
+    def _welcomed(self, session: str) -> None:
+        self._session = session
+        _log.info("Backhaul: connected to the node agent at %s", self._path)
+
+
+class _SessionError(Exception):
+    """The other side broke the protocol or went away."""
+
+
+class _Session:
+    """One connection, from `Hello` to its end."""
+
+    def __init__(
+        self, sock: socket.socket, woken: socket.socket, ledger: Ledger, welcomed: Callable[[str], None]
+    ) -> None:
+        self._sock = sock
+        self._woken = woken
+        self._ledger = ledger
+        self._welcomed = welcomed
+        self._outgoing = bytearray()
+        self._incoming = bytearray()
+        self._heard = time.monotonic()
+        self._open = False
+
+    def run(self, hello: wire.Hello, stopping: threading.Event) -> None:
+        self._outgoing += wire.encode(hello)
+        try:
+            self._loop(stopping)
+        finally:
+            self._read_rest()
+
+    def _loop(self, stopping: threading.Event) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._woken, selectors.EVENT_READ)
+            selector.register(self._sock, selectors.EVENT_READ)
+            while not stopping.is_set():
+                interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+                selector.modify(self._sock, interest)
+                for key, events in selector.select(timeout=1.0):
+                    if key.fileobj is self._woken:
+                        self._drain_wakes()
+                    elif events & selectors.EVENT_READ:
+                        self._receive()
+                self._fill()
+                self._send()
+                if time.monotonic() - self._heard > _SILENCE_S:
+                    raise _SessionError(f"silent for {_SILENCE_S:.0f} s")
+
+    def _read_rest(self) -> None:
+        # The agent grants a set once its `Claimed` is written. What was written before reading is shut down is still
+        # there to be read, and a write after that fails at the agent: so no grant exists that this engine has not seen.
+        try:
+            self._sock.shutdown(socket.SHUT_RD)
+            while True:
+                self._receive()
+        except (OSError, msgspec.DecodeError, _SessionError):
+            pass
+
+    def _drain_wakes(self) -> None:
+        try:
+            while self._woken.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _receive(self) -> None:
+        data = self._sock.recv(_RECV_BYTES)
+        if not data:
+            raise _SessionError("the agent closed the connection")
+        self._heard = time.monotonic()
+        self._incoming += data
+        *lines, self._incoming = self._incoming.split(b"\n")
+        if len(self._incoming) > wire.MAX_LINE_BYTES:
+            raise _SessionError(f"a line of more than {wire.MAX_LINE_BYTES} bytes")
+        for line in lines:
+            self._handle(wire.decode_from_agent(bytes(line)))
+
+    def _handle(self, message: wire.FromAgent) -> None:
+        match message:
+            case wire.Welcome(protocol=wire.PROTOCOL_VERSION, session=session):
+                self._open = True
+                self._welcomed(session)
+                for line in map(wire.encode, self._ledger.connect()):
+                    self._outgoing += line
+            case wire.Welcome(protocol=other):
+                raise _SessionError(f"the agent speaks protocol {other}, this connector {wire.PROTOCOL_VERSION}")
+            case wire.Ping(token=token):
+                now = time.perf_counter()
+                pong = wire.Pong(token=token, now=now, dropped_count=self._ledger.dropped_count)
+                self._outgoing += wire.encode(pong)
+            case wire.Claimed(set_id=set_id):
+                self._ledger.mark(set_id, claimed=True)
+            case wire.Returned(set_id=set_id):
+                self._ledger.mark(set_id, claimed=False)
+
+    def _fill(self) -> None:
+        while self._open and len(self._outgoing) < _UNSENT_BYTES and (messages := self._ledger.take(_TAKE)):
+            for message in messages:
+                self._outgoing += wire.encode(message)
+
+    def _send(self) -> None:
+        if not self._outgoing:
+            return
+        try:
+            sent = self._sock.send(self._outgoing)
+        except BlockingIOError:
+            return
+        del self._outgoing[:sent]

@@ -1,0 +1,228 @@
+"""The connector's state in the scheduler process. Everything here runs in the engine's loop: nothing waits."""
+
+import logging
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import vllm
+from vllm import envs
+
+from backhaul_connector import __version__, decode, engine, prefill, wire
+from backhaul_connector.anchors import identity_of
+from backhaul_connector.clocks import RemoteClocks
+from backhaul_connector.leases import LeaseSnapshot
+from backhaul_connector.ledger import Ledger
+from backhaul_connector.link import AgentLink
+from backhaul_connector.settings import Settings
+from backhaul_connector.weights import WeightsDigests, digest_folder
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+_log = logging.getLogger("vllm.backhaul")
+
+_MODEL = ""
+"""Source of the served model among the weights digests; adapters are named by their folder."""
+_MAX_USED_HANDLES = 4096
+_START_MARGIN_S = 5.0
+"""vLLM declines a read that would start later than this before the deadline (``nixl/pull_worker.py``,
+``_KV_BLOCKS_EXPIRY_SAFETY_MARGIN``), which fails the request; refusing the handle first makes it cold instead."""
+
+
+class SchedulerSide:
+    """State of the connector in the scheduler process."""
+
+    def __init__(
+        self,
+        config: "VllmConfig",
+        kv_cache_config: "KVCacheConfig",
+        engine_id: str,
+        settings: Settings,
+        problem: str,
+    ) -> None:
+        self._config = config
+        self._kv_cache_config = kv_cache_config
+        self._engine_id = engine_id
+        self._settings = settings
+        self._problem = problem
+        self._block_size: int = config.cache_config.block_size
+        self._layout = prefill.Layout(self._block_size, engine.trims(config, kv_cache_config))
+        self._turns: dict[str, decode.OpenTurn] = {}
+        self._verdicts: dict[str, wire.Verdict] = {}
+        self._used_handles: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._digests = WeightsDigests(self._digest)
+        self.clocks = RemoteClocks()
+        self._ledger = Ledger(wake=lambda: self._link.wake())
+        self._link = AgentLink(settings.agent_socket, self._ledger, self._hello)
+
+    def start(self) -> None:
+        """Starts the threads."""
+        self._digests.get(_MODEL, done=self._say_identity)
+        if self._settings.agent_socket:
+            self._link.start()
+
+    def stop(self) -> None:
+        """Ends the threads."""
+        if self._settings.agent_socket:
+            self._link.stop()
+        self.clocks.stop()
+
+    def admit(self, request: "Request") -> None:
+        params = request.kv_transfer_params
+        if params.get("do_remote_decode"):
+            # vLLM may share one dictionary between the requests of a call: what follows changes a copy.
+            request.kv_transfer_params = self._admit_prefill(request, dict(params))
+        elif (label := decode.label_of(params)) is not None:
+            request.kv_transfer_params = dict(params)
+            self._admit_decode(request, label)
+
+    def matched(self, request_id: str, local: int) -> None:
+        if (verdict := self._verdicts.get(request_id)) is not None:
+            self._verdicts[request_id] = msgspec.structs.replace(verdict, local=local)
+
+    def allocated(self, request: "Request", external: int) -> None:
+        params = request.kv_transfer_params
+        if not params or params.get("_remote_blocks_processed"):
+            return
+        if (verdict := self._verdicts.get(request.request_id)) is not None:
+            spent = bool(params.get("remote_block_ids"))
+            self._verdicts[request.request_id] = msgspec.structs.replace(verdict, read=external, spent=spent)
+        elif decode.label_of(params) is not None and external == 0:
+            params["do_remote_prefill"] = True
+
+    def with_verdict(self, request_id: str, params: dict[str, Any] | None) -> dict[str, Any] | None:
+        verdict = self._verdicts.pop(request_id, None)
+        if params is None or verdict is None:
+            return params
+        return {**params, wire.PARAMS_KEY: msgspec.to_builtins(verdict)}
+
+    def closing(self, request: "Request") -> decode.OpenTurn | None:
+        """Returns the turn if its blocks are to be retained, None if they are to be freed at once."""
+        turn = self._turns.pop(request.request_id, None)
+        # A step still in flight writes into the last block: what a reader would find there is not certain yet.
+        return None if request.num_in_flight_tokens and not self._layout.trims else turn
+
+    def retained(self, turn: decode.OpenTurn, request: "Request", params: dict[str, Any]) -> None:
+        if in_flight := request.num_in_flight_tokens:
+            count = params["remote_num_tokens"] - in_flight
+            blocks = -(-count // self._block_size)
+            ids = [list(group[:blocks]) for group in params["remote_block_ids"]]
+            params = {**params, "remote_num_tokens": count, "remote_block_ids": ids}
+        report = turn.close(params, request.all_token_ids, params["remote_blocks_expiry_time"])
+        if report is None:
+            _log.warning("Backhaul: a turn ended with fewer tokens than its prompt; it is not reported")
+            return
+        self._ledger.retained(report)
+
+    def output(self, connector_output: "KVConnectorOutput") -> None:
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, LeaseSnapshot):
+            self._ledger.deadlines(meta.deadlines)
+        if connector_output.finished_sending:
+            self._ledger.freed(connector_output.finished_sending)
+
+    def _admit_prefill(self, request: "Request", params: dict[str, Any]) -> dict[str, Any]:
+        verdict = wire.Verdict(prompt=request.num_prompt_tokens, local=0, read=0)
+        if params.get("remote_block_ids"):
+            judgement = self._judge(request, params)
+            params = judgement.params
+            verdict = msgspec.structs.replace(verdict, verified=judgement.verified, refused=judgement.refused)
+        self._verdicts[request.request_id] = verdict
+        return params
+
+    def _judge(self, request: "Request", params: dict[str, Any]) -> prefill.Judgement:
+        handle = (str(params.get("remote_engine_id")), str(params.get("remote_request_id")))
+        if refusal := self._refuses(handle, params):
+            return prefill.Judgement(prefill.without_handle(params), refused=refusal)
+        proof = prefill.proof_of(params)
+        prompt = prefill.Prompt(
+            request.prompt_token_ids or (),
+            engine.extras_of(request),
+            self._identity(request, proof.scope if proof else ""),
+        )
+        judgement = prefill.judge(params, prompt, self._layout, self._settings.min_verified)
+        if not judgement.refused:
+            self._used_handles[handle] = None
+            if len(self._used_handles) > _MAX_USED_HANDLES:
+                self._used_handles.popitem(last=False)
+        return judgement
+
+    def _refuses(self, handle: tuple[str, str], params: dict[str, Any]) -> str:
+        if handle in self._used_handles:
+            return "used"
+        engine_id, deadline = handle[0], params.get("remote_blocks_expiry_time")
+        host, port = params.get("remote_host"), params.get("remote_port")
+        if isinstance(host, str) and isinstance(port, int):
+            self.clocks.watch(engine_id, host, port)
+        if self.clocks.jumped(engine_id):
+            return "clock_jumped"
+        if not isinstance(deadline, float):
+            return ""
+        remaining = self.clocks.remaining(engine_id, deadline, time.perf_counter())
+        return "expired" if remaining is not None and remaining <= _START_MARGIN_S else ""
+
+    def _admit_decode(self, request: "Request", label: wire.TurnLabel) -> None:
+        extras = engine.extras_of(request)
+        identity = self._identity(request, label.scope)
+        if not label.keys or extras is None or identity is None:
+            return
+        self._turns[request.request_id] = decode.OpenTurn(
+            label,
+            identity=identity,
+            prompt=request.prompt_token_ids or (),
+            extras=extras,
+            block_size=self._block_size,
+        )
+
+    def _identity(self, request: "Request", scope: str) -> bytes | None:
+        weights = self._digests.get(_MODEL)
+        lora = request.lora_request
+        adapter = self._digests.get(lora.lora_path) if lora is not None and not lora.load_inplace else ""
+        if weights is None or adapter is None or (lora is not None and lora.load_inplace):
+            return None
+        return identity_of(
+            weights_digest=weights,
+            adapter=f"{lora.lora_name}:{adapter}" if lora is not None else "",
+            cache_salt=request.cache_salt or "",
+            scope=scope,
+        )
+
+    def _digest(self, source: str) -> str:
+        if source != _MODEL:
+            return digest_folder(Path(source))
+        return self._settings.weights_digest or engine.digest_model(self._config)
+
+    def _say_identity(self) -> None:
+        digest, problem = self._digests.get(_MODEL) or "", self._digests.problem(_MODEL)
+        if problem:
+            _log.error("Backhaul: no reuse on this engine: the weights cannot be digested: %s", problem)
+        self._ledger.identify(wire.Identity(weights_digest=digest, problem=problem))
+
+    def _hello(self, last_session: str) -> wire.Hello:
+        transfer = self._config.kv_transfer_config
+        parallel = self._config.parallel_config
+        return wire.Hello(
+            protocol=wire.PROTOCOL_VERSION,
+            engine_id=self._engine_id,
+            rank=parallel.data_parallel_index,
+            connector_version=__version__,
+            vllm_version=vllm.__version__,
+            problem=self._problem or self._digests.problem(_MODEL),
+            weights_digest=self._digests.get(_MODEL) or "",
+            block_size=self._block_size,
+            block_count=self._kv_cache_config.num_blocks,
+            tp_size=parallel.tensor_parallel_size,
+            ttl_s=float(transfer.get_from_extra_config("decoder_kv_blocks_ttl", 480)),
+            lease_s=float(transfer.get_from_extra_config("kv_lease_duration", 30)),
+            recompute_threshold=int(transfer.get_from_extra_config("kv_recompute_threshold", 64)),
+            side_channel_host=envs.VLLM_NIXL_SIDE_CHANNEL_HOST,
+            side_channel_port=envs.VLLM_NIXL_SIDE_CHANNEL_PORT + parallel.data_parallel_index,
+            now=time.perf_counter(),
+            last_session=last_session,
+        )
