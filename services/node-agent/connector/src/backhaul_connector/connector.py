@@ -15,9 +15,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlConn
 from vllm.v1.request import RequestStatus
 
 from backhaul_connector import decode, engine
-from backhaul_connector.leases import LeaseSnapshot
 from backhaul_connector.scheduler import SchedulerSide
 from backhaul_connector.settings import Settings
+from backhaul_connector.snapshot import LeaseSnapshot
 from backhaul_connector.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ class NixlConnector(StockNixlConnector):
         """Sends deadlines that heartbeats moved to the scheduler side."""
         if self._worker is None:
             return None
-        return self._worker.leases.changed(getattr(self.connector_worker, "_reqs_to_send", None))
+        leases = getattr(self.connector_worker, "_reqs_to_send", None)
+        moved = self._worker.leases.changed(leases, time.perf_counter())
+        return LeaseSnapshot(moved) if moved else None
 
     def shutdown(self) -> None:
         """Ends the threads."""

@@ -1,27 +1,13 @@
 """Deadlines of retained blocks, from the workers that hold them to the scheduler that reports them."""
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 
 _INTERVAL_S = 0.25
 
 
-@dataclass
-class LeaseSnapshot(KVConnectorWorkerMetadata):
-    """Deadlines that changed on one worker, or on several, in the scheduler's clock."""
-
-    deadlines: dict[str, float] = field(default_factory=dict)
-
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "LeaseSnapshot":
-        """Merges by minimum: blocks are safe until the first rank frees them."""
-        assert isinstance(other, LeaseSnapshot)
-        merged = dict(self.deadlines)
-        for req_id, deadline in other.deadlines.items():
-            merged[req_id] = min(deadline, merged.get(req_id, deadline))
-        return LeaseSnapshot(merged)
+def earliest(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """Merges the deadlines of two ranks by minimum: blocks are safe until the first rank frees them."""
+    return {key: min(one.get(key, other.get(key, 0.0)), other.get(key, one.get(key, 0.0))) for key in {**one, **other}}
 
 
 class LeaseWatcher:
@@ -41,15 +27,14 @@ class LeaseWatcher:
         if scheduler_clock:
             self._offset = max(self._offset, now - scheduler_clock)
 
-    def changed(self, leases: object, now: float | None = None) -> LeaseSnapshot | None:
-        """Returns the deadlines that changed since the last call, a few times a second, else None.
+    def changed(self, leases: object, now: float) -> dict[str, float]:
+        """Returns the deadlines that changed since the last call, in the scheduler's clock; looks four times a second.
 
         ``leases`` is the worker's private ``_reqs_to_send`` (``nixl/base_worker.py``: request id to deadline in the
-        worker's clock). Anything but a mapping of floats gives None: then no renewal counts.
+        worker's clock). Anything but a mapping of floats gives nothing: then no renewal counts.
         """
-        now = time.perf_counter() if now is None else now
         if now < self._due or not isinstance(leases, Mapping) or self._offset == float("-inf"):
-            return None
+            return {}
         self._due = now + _INTERVAL_S
         current = {
             req_id: deadline
@@ -62,4 +47,4 @@ class LeaseWatcher:
             if self._known.get(req_id, deadline) != deadline
         }
         self._known = current
-        return LeaseSnapshot(moved) if moved else None
+        return moved

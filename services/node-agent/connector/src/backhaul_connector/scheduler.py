@@ -13,10 +13,10 @@ from vllm import envs
 from backhaul_connector import __version__, decode, engine, prefill, wire
 from backhaul_connector.anchors import identity_of
 from backhaul_connector.clocks import RemoteClocks
-from backhaul_connector.leases import LeaseSnapshot
 from backhaul_connector.ledger import Ledger
 from backhaul_connector.link import AgentLink
 from backhaul_connector.settings import Settings
+from backhaul_connector.snapshot import LeaseSnapshot
 from backhaul_connector.weights import WeightsDigests, digest_folder
 
 if TYPE_CHECKING:
