@@ -3,12 +3,29 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from tests.fakes.etcd_process import EtcdProcess
+
+
+@pytest.fixture(scope="session")
+def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
+    """One etcd for all tests that leave it running; each test uses a cluster name of its own."""
+    with EtcdProcess(tmp_path_factory.mktemp("etcd")) as process:
+        yield process
+
+
+@pytest.fixture
+def own_etcd(tmp_path: Path) -> Iterator[EtcdProcess]:
+    """An etcd that the test may kill, freeze, compact or restore."""
+    with EtcdProcess(tmp_path) as process:
+        yield process
 
 
 @pytest.fixture(scope="session")

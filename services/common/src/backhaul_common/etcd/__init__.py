@@ -1,0 +1,30 @@
+"""A thin etcd v3 client on grpc.aio: transactions, leases, and listings that stay up to date."""
+
+from backhaul_common.etcd.client import EtcdClient, EtcdOptions, Lease, Listing, TxnResult, WatchBatch
+from backhaul_common.etcd.connection import TlsFiles
+from backhaul_common.etcd.listwatch import Following, Outage, Update, follow
+from backhaul_common.etcd.ops import Absent, Compare, Delete, Get, KeyValue, LeaseIs, Op, Put, Unchanged, prefix_end
+
+__all__ = [
+    "Absent",
+    "Compare",
+    "Delete",
+    "EtcdClient",
+    "EtcdOptions",
+    "Following",
+    "Get",
+    "KeyValue",
+    "Lease",
+    "LeaseIs",
+    "Listing",
+    "Op",
+    "Outage",
+    "Put",
+    "TlsFiles",
+    "TxnResult",
+    "Unchanged",
+    "Update",
+    "WatchBatch",
+    "follow",
+    "prefix_end",
+]

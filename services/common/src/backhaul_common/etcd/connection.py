@@ -1,0 +1,176 @@
+"""Connections to the endpoints of one etcd cluster: channels, failover, authentication."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import structlog
+
+from backhaul_common.clock import Clock
+from backhaul_common.errors import UnavailableError
+from backhaul_common.etcd import failures
+from backhaul_common.etcd.stubs import rpc
+from backhaul_common.grpc_client import CHANNEL_OPTIONS
+
+_log = structlog.get_logger(__name__)
+
+_PAUSE_S = 0.1
+"""Pause after all endpoints have failed in turn."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files; read when a channel is opened."""
+
+    ca: str
+    cert: str = ""
+    key: str = ""
+
+
+Metadata = tuple[tuple[str, str], ...]
+Call = Callable[[grpc.aio.Channel, Metadata, float], Awaitable[T]]
+"""Makes one attempt: on this channel, with this metadata, within these seconds."""
+
+
+class Connection:
+    """Runs calls on the endpoint that works.
+
+    Endpoints are taken in turn: the one in use stays in use until it fails.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoints: tuple[str, ...],
+        tls: TlsFiles | None,
+        user: str,
+        password: str,
+        attempt_s: float,
+        clock: Clock,
+    ) -> None:
+        self._endpoints = endpoints
+        self._tls = tls
+        self._user = user
+        self._password = password
+        self._attempt_s = attempt_s
+        self._clock = clock
+        self._channels: dict[int, grpc.aio.Channel] = {}
+        self._current = 0
+        # None: not asked for yet. Empty: this etcd has authentication off.
+        self._token: str | None = None
+        # Guards the exchange of the token, so that many calls that fail together ask for one.
+        self._token_lock = asyncio.Lock()
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint in use."""
+        return self._endpoints[self._current]
+
+    async def call(self, attempt: Call[T], *, repeatable: bool, total_s: float) -> T:
+        """Returns what ``attempt`` returns, from the first endpoint that answers within ``total_s`` seconds.
+
+        A call that may have had an effect goes to another endpoint only when ``repeatable``. Raises BackhaulError:
+        UnavailableError (ETCD_UNAVAILABLE) when no endpoint answers, else what etcd says.
+        """
+        deadline = self._clock.monotonic() + total_s
+        tries = 0
+        refreshed = False
+        while True:
+            index, token = self._current, self._token
+            left_s = deadline - self._clock.monotonic()
+            try:
+                if self._user and token is None:
+                    token = await self._refresh(token, left_s)
+                return await attempt(self.channel(index), self._metadata(token), min(self._attempt_s, left_s))
+            except grpc.aio.AioRpcError as error:
+                if failures.token_expired(error.details() or "") and self._user and not refreshed:
+                    refreshed = True
+                    await self._renew(token, deadline)
+                    continue
+                tries += 1
+                if not failures.endpoint_away(error):
+                    raise failures.to_backhaul(error, self._endpoints[index]) from error
+                self.leave(index)
+                pause_s = _PAUSE_S if tries % len(self._endpoints) == 0 else 0.0
+                may_repeat = repeatable or failures.not_sent(error)
+                if not may_repeat or self._clock.monotonic() + pause_s >= deadline:
+                    raise failures.to_backhaul(error, self._endpoints[index]) from error
+                await self._clock.sleep(pause_s)
+
+    async def renew_token(self) -> None:
+        """Exchanges the token, for a stream that etcd has ended because of it. Raises BackhaulError."""
+        await self._renew(self._token, self._clock.monotonic() + self._attempt_s)
+
+    def channel(self, index: int | None = None) -> grpc.aio.Channel:
+        """Returns the channel of an endpoint, by default of the one in use."""
+        at = self._current if index is None else index
+        if at not in self._channels:
+            self._channels[at] = self._open(self._endpoints[at])
+        return self._channels[at]
+
+    async def stream(self, total_s: float) -> tuple[int, grpc.aio.Channel, Metadata]:
+        """Returns index, channel and metadata for a long-lived stream on the endpoint in use. Raises BackhaulError."""
+        if self._user and self._token is None:
+            await self._renew(None, self._clock.monotonic() + total_s)
+        return self._current, self.channel(), self._metadata(self._token)
+
+    def leave(self, index: int) -> None:
+        """Moves on from an endpoint that failed, if it is still the one in use."""
+        if index == self._current and len(self._endpoints) > 1:
+            self._current = (index + 1) % len(self._endpoints)
+            _log.info("etcd endpoint changed", failed=self._endpoints[index], endpoint=self.endpoint)
+
+    async def close(self) -> None:
+        """Closes all channels; running calls fail."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+    async def _renew(self, stale: str | None, deadline: float) -> None:
+        left_s = deadline - self._clock.monotonic()
+        try:
+            await self._refresh(stale, left_s)
+        except grpc.aio.AioRpcError as error:
+            raise failures.to_backhaul(error, self.endpoint) from error
+
+    async def _refresh(self, stale: str | None, left_s: float) -> str | None:
+        """Returns a token other than ``stale``; empty when etcd has authentication off."""
+        if left_s <= 0:
+            raise UnavailableError("ETCD_UNAVAILABLE", "no time left to authenticate", endpoint=self.endpoint)
+        async with self._token_lock:
+            if self._token == stale:
+                self._token = await self._authenticate(min(self._attempt_s, left_s))
+            return self._token
+
+    async def _authenticate(self, timeout_s: float) -> str:
+        request = rpc.AuthenticateRequest(name=self._user, password=self._password)
+        try:
+            answer = await rpc.AuthStub(self.channel()).Authenticate(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if failures.auth_off(error):
+                return ""
+            raise
+        return str(answer.token)
+
+    def _metadata(self, token: str | None) -> Metadata:
+        # etcd, api/v3rpc/rpctypes/metadatafields.go: TokenFieldNameGRPC.
+        return (("token", token),) if token else ()
+
+    def _open(self, endpoint: str) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(endpoint, credentials(self._tls), options=CHANNEL_OPTIONS)
+
+
+def credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
+    """Returns credentials made of PEM files. Raises UnavailableError (ETCD_TLS) when one cannot be read."""
+    try:
+        ca, key, cert = (Path(path).read_bytes() if path else None for path in (tls.ca, tls.key, tls.cert))
+    except OSError as error:
+        raise UnavailableError("ETCD_TLS", f"cannot read {error.filename}") from error
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)

