@@ -61,7 +61,7 @@ def kv_transfer_config(options: EngineOptions) -> dict[str, Any]:
         "kv_connector": "NixlConnector",
         "kv_role": "kv_both",
         "kv_buffer_device": "cpu",
-        # "recompute" never answers after a declined handle (vLLM 0.32.0): a failure is an error, and the turn goes cold.
+        # "recompute" never answers after a declined handle (vLLM 0.32.0). A failure is an error, then a cold turn.
         "kv_load_failure_policy": "fail",
         "kv_connector_extra_config": extra,
     }

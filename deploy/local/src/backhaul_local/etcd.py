@@ -28,4 +28,6 @@ def etcd_spec(*, client_port: int, peer_port: int, data: Path) -> ProcessSpec:
         "auto-compaction-retention": "1h",
         "log-level": "warn",
     }
-    return ProcessSpec(name="etcd", command=[str(etcd_binary()), *(f"--{name}={value}" for name, value in flags.items())])
+    return ProcessSpec(
+        name="etcd", command=[str(etcd_binary()), *(f"--{name}={value}" for name, value in flags.items())]
+    )

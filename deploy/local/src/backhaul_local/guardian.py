@@ -1,10 +1,10 @@
 """Ends what a launcher leaves behind, however the launcher ends. Standard library only; runs as a script.
 
-``guard FD`` reads lines from a pipe: ``+GROUP`` puts a process group under guard, ``-GROUP`` takes it out. When the pipe
-closes, because the launcher closed it or died, every group still under guard is killed.
+``guard FD`` reads lines from a pipe: ``+GROUP`` puts a process group under guard, ``-GROUP`` takes it out. When the
+pipe closes, because the launcher closed it or died, every group still under guard is killed.
 
-``launch FD COMMAND...`` puts its own process group under guard and becomes COMMAND. The child itself writes the line, and
-holds the pipe open until it has: there is no moment at which it runs unguarded.
+``launch FD COMMAND...`` puts its own process group under guard and becomes COMMAND. The child itself writes the line,
+and holds the pipe open until it has: there is no moment at which it runs unguarded.
 """
 
 import contextlib

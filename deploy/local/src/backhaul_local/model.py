@@ -2,11 +2,11 @@
 
     python model.py DIRECTORY [--size tiny|demo]
 
-What is random here is only the weights: the tokenizer is trained on ``corpus.txt`` and the template treats history as
-Qwen3's does. So that a reply, sent back as history, becomes the very tokens that the engine generated, the model can
-emit nothing but whole words with their leading space, full stops and commas: the pre-tokenizer splits before every such
-piece whatever stands beside it, and every piece is one token. All other tokens (parts of words, bytes, special tokens)
-get a logit far below the rest, through a channel of the residual stream that is the same constant everywhere.
+What is random here is only the weights: the tokenizer is trained on ``corpus.txt`` and ``chat_template.jinja`` treats
+history as Qwen3's does. So that a reply, sent back as history, becomes the very tokens that the engine generated, the
+model can emit nothing but whole words with their leading space, full stops and commas: the pre-tokenizer splits before
+every such piece whatever stands beside it, and every piece is one token. All other tokens (parts of words, bytes,
+special tokens) get a logit far below the rest, through a channel of the residual stream that is a constant everywhere.
 """
 
 import argparse
@@ -58,60 +58,7 @@ _FORBIDDEN = -60.0
 
 TEXT = Path(__file__).with_name("corpus.txt").read_text()
 
-TEMPLATE = r"""
-{%- macro text_of(content) -%}
-  {%- if content is string -%}{{ content }}
-  {%- elif content -%}{%- for part in content -%}{%- if part.type == 'text' -%}{{ part.text }}{%- endif -%}{%- endfor -%}
-  {%- endif -%}
-{%- endmacro -%}
-{%- set first_is_system = messages and messages[0].role == 'system' -%}
-{%- if tools -%}
-  {{- '<|im_start|>system\n' -}}
-  {%- if first_is_system -%}{{- text_of(messages[0].content) + '\n\n' -}}{%- endif -%}
-  {{- 'You may call these tools:\n<tools>' -}}
-  {%- for tool in tools -%}{{- '\n' -}}{{- tool | tojson -}}{%- endfor -%}
-  {{- '\n</tools>\nFor each call reply with <tool_call>{"name": name, "arguments": arguments}</tool_call><|im_end|>\n' -}}
-{%- elif first_is_system -%}
-  {{- '<|im_start|>system\n' + text_of(messages[0].content) + '<|im_end|>\n' -}}
-{%- endif -%}
-{%- set last = namespace(query=-1) -%}
-{%- for message in messages -%}
-  {%- if message.role == 'user' -%}{%- set last.query = loop.index0 -%}{%- endif -%}
-{%- endfor -%}
-{%- for message in messages -%}
-  {%- set content = text_of(message.content) -%}
-  {%- if message.role == 'user' or (message.role == 'system' and not loop.first) -%}
-    {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' -}}
-  {%- elif message.role == 'assistant' -%}
-    {%- set reasoning = message.reasoning_content if message.reasoning_content is string else '' -%}
-    {%- if '</think>' in content -%}
-      {%- if not reasoning -%}{%- set reasoning = content.split('</think>')[0].split('<think>')[-1] -%}{%- endif -%}
-      {%- set content = content.split('</think>')[-1].lstrip('\n') -%}
-    {%- endif -%}
-    {{- '<|im_start|>assistant\n' -}}
-    {%- if loop.index0 > last.query and reasoning.strip('\n') -%}
-      {{- '<think>\n' + reasoning.strip('\n') + '\n</think>\n\n' -}}
-    {%- endif -%}
-    {{- content -}}
-    {%- for call in message.tool_calls or [] -%}
-      {%- set call = call.function if call.function else call -%}
-      {{- '\n' if content or not loop.first else '' -}}
-      {{- '<tool_call>\n{"name": "' + call.name + '", "arguments": ' -}}
-      {{- call.arguments if call.arguments is string else call.arguments | tojson -}}
-      {{- '}\n</tool_call>' -}}
-    {%- endfor -%}
-    {{- '<|im_end|>\n' -}}
-  {%- elif message.role == 'tool' -%}
-    {%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
-    {{- '\n<tool_response>\n' + content + '\n</tool_response>' -}}
-    {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- '<|im_end|>\n' -}}{%- endif -%}
-  {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-  {{- '<|im_start|>assistant\n' -}}
-  {%- if enable_thinking is defined and enable_thinking is false -%}{{- '<think>\n\n</think>\n\n' -}}{%- endif -%}
-{%- endif -%}
-""".strip()
+TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text().strip()
 
 
 def make_tokenizer() -> Tokenizer:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ from typing import Self
 
 from backhaul_local import guardian
 
-POLL_S = 0.1
+POLL_S = 0.2
 """Pause between two looks at a process or its readiness."""
 
 _TAIL_LINES = 30
@@ -37,9 +37,13 @@ class ProcessSpec:
 class Process:
     """A running (or ended) child in a process group of its own."""
 
-    def __init__(self, spec: ProcessSpec, child: "subprocess.Popen[bytes]", log: Path) -> None:
+    def __init__(self, spec: ProcessSpec, child: "subprocess.Popen[bytes]", log: Path, log_start: int) -> None:
         self.spec = spec
         self.log = log
+        self.log_start = log_start
+        """Size of the log in bytes when the process was started."""
+        self.ended_here = False
+        """Whether the supervisor ended it, so that its end is no failure."""
         self._child = child
 
     @property
@@ -126,7 +130,7 @@ class Supervisor:
     def __getitem__(self, name: str) -> Process:
         return self._processes[name]
 
-    def __iter__(self) -> Iterable[Process]:
+    def __iter__(self) -> Iterator[Process]:
         return iter(self._processes.values())
 
     def start(self, spec: ProcessSpec) -> Process:
@@ -138,6 +142,7 @@ class Supervisor:
             raise LocalError(f"{spec.name} is already running")
         log = self._logs / f"{spec.name}.log"
         with log.open("ab") as output:
+            log_start = output.tell()
             child = subprocess.Popen(
                 [*_script("launch"), str(self._pipe), *spec.command],
                 env={**os.environ, **spec.env},
@@ -147,7 +152,7 @@ class Supervisor:
                 pass_fds=[self._pipe],
                 process_group=0,
             )
-        process = self._processes[spec.name] = Process(spec, child, log)
+        process = self._processes[spec.name] = Process(spec, child, log, log_start)
         return process
 
     def restart(self, name: str) -> Process:
@@ -175,23 +180,42 @@ class Supervisor:
     def wait_until(self, name: str, ready: Callable[[], bool], timeout_s: float) -> None:
         """Waits until ``ready`` says yes.
 
-        Raises LocalError with the end of the log when the process ends first, or ``timeout_s`` passes.
+        Raises LocalError with the end of the log when a process ends first, or ``timeout_s`` passes.
+        """
+        self.wait_for_all({name: ready}, timeout_s)
+
+    def wait_for_all(
+        self,
+        ready: Mapping[str, Callable[[], bool]],
+        timeout_s: float,
+        on_ready: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Waits until all are ready, and tells ``on_ready`` each one's name at that moment.
+
+        Raises LocalError with the end of a log when any process has ended by itself, or ``timeout_s`` passes.
         """
         deadline = time.monotonic() + timeout_s
-        while not ready():
-            self.check(name)
+        pending = dict(ready)
+        while True:
+            for name in [name for name, is_ready in pending.items() if is_ready()]:
+                del pending[name]
+                on_ready(name)
+            if not pending:
+                return
+            self.check_all()
             if time.monotonic() > deadline:
-                raise self._failure(self._processes[name], f"was not ready after {timeout_s:.0f} s")
+                raise self._failure(self._processes[next(iter(pending))], f"was not ready after {timeout_s:.0f} s")
             time.sleep(POLL_S)
 
-    def check(self, name: str) -> None:
-        """Raises LocalError with the end of the log when a process has ended."""
-        process = self._processes[name]
-        if not process.running:
-            raise self._failure(process, f"ended with exit code {process.exit_code}")
+    def check_all(self) -> None:
+        """Raises LocalError with the end of its log when a process has ended and nobody here ended it."""
+        for process in self:
+            if not process.running and not process.ended_here:
+                raise self._failure(process, f"ended with exit code {process.exit_code}")
 
     def _finish(self, process: Process) -> None:
         """Kills what is left of a group (the leader may have left children), reaps, and takes it from the guardian."""
+        process.ended_here = True
         process.signal(signal.SIGKILL)
         process.wait()
         with contextlib.suppress(OSError):

@@ -1,0 +1,65 @@
+# Backhaul: `make run` shows it, `make up` keeps it running.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+# The environments are made by the first of these that is Python 3.11 (the engines' packages are built for it).
+PYTHON ?= $(shell for python in python3.11 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+# An environment named on the command line (make test VENV=...) is taken as it is.
+ifeq ($(VENV),.venv)
+ENVIRONMENTS := install
+endif
+
+PROTOS := $(patsubst proto/%,%,$(wildcard proto/backhaul/*/v1/*.proto))
+PROTOC = cd proto && PATH="$(abspath $(BIN)):$$PATH" "$(abspath $(BIN))/python" -m grpc_tools.protoc -I. \
+	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
+PRIVATE := /(opt/bh|work/(main|shared)|root)/|(py)pi[.]org|(python)hosted[.]org|(py)torch[.]org|(npm)js[.]org
+
+.PHONY: help
+help: ## Prints this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: run
+run: $(ENVIRONMENTS) ## Installs what is needed, then plays a conversation with and without reuse (ARGS=--help for options)
+	@$(BIN)/python -m backhaul_local run $(ARGS)
+
+.PHONY: up
+up: $(ENVIRONMENTS) ## The same stack, in the foreground until Ctrl-C (ARGS=--help for options)
+	@$(BIN)/python -m backhaul_local up $(ARGS)
+
+.PHONY: install
+install: ## Makes both environments, .venv and .venv-engine, unless they are up to date
+	$(if $(PYTHON),,$(error Backhaul needs Python 3.11, and neither python3.11 nor python3 is it))
+	@PYTHONPATH=deploy/local/src $(PYTHON) -B -m backhaul_local.install .
+
+.PHONY: test
+test: $(ENVIRONMENTS) ## Runs all tests: unit, contract, integration with etcd, end to end on real engines
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: check
+check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code up to date, nothing private in any file
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	cd proto && $(abspath $(BIN))/buf lint && $(abspath $(BIN))/buf format --diff --exit-code
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && ($(call PROTOC,"$$fresh")) && \
+		diff -r -x __init__.py -x py.typed -x __pycache__ proto/gen "$$fresh" || \
+		{ echo "generated code is not up to date: run make proto"; exit 1; }
+	@! git grep -nIE '$(PRIVATE)' || { echo "these lines name a machine's paths or a package registry"; exit 1; }
+
+.PHONY: proto
+proto: $(ENVIRONMENTS) ## Regenerates the code in proto/gen
+	@$(call PROTOC,gen)
+	@find proto/gen/backhaul -type d -not -name __pycache__ -exec touch {}/__init__.py \;
+
+.PHONY: clean
+clean: ## Removes the environments, models, logs and caches
+	rm -rf .venv .venv-engine .state .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,163 @@
+"""Command line: `run` plays the demo conversation, `up` keeps the stack running."""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+from rich.console import Console
+
+from backhaul_local.conversation import Plan, Turn, play
+from backhaul_local.engines import MODEL_NAME, EngineOptions
+from backhaul_local.interrupts import end_with_parent, raise_on_signals
+from backhaul_local.model_store import ensure_model
+from backhaul_local.processes import LocalError
+from backhaul_local.progress import ConsoleSteps
+from backhaul_local.stack import Stack, StackOptions
+from backhaul_local.table import comparison, verdict
+
+_KEPT_STATES = 5
+
+_UP = """
+[bold]The stack is up.[/bold] Router: {url} (gRPC {grpc}), logs: {logs}
+
+Try it:
+
+curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{{
+  "model": "{model}", "stream": true, "max_tokens": 40,
+  "messages": [{{"role": "user", "content": "Tell me about the road."}}]}}'
+
+or from Python:
+
+from openai import OpenAI
+
+client = OpenAI(base_url="{url}/v1", api_key="none")
+messages = [{{"role": "user", "content": "Tell me about the road. " * 100}}]
+for turn in range(3):
+    reply = client.chat.completions.with_raw_response.create(model="{model}", messages=messages, max_tokens=100)
+    print(reply.headers["x-backhaul-route"], reply.headers["x-backhaul-read-tokens"])
+    messages.append({{"role": "assistant", "content": reply.parse().choices[0].message.content}})
+    messages.append({{"role": "user", "content": "Say more."}})
+
+Ctrl-C stops everything."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(prog="backhaul-local", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="play a conversation with and without reuse", formatter_class=formatter)
+    up = commands.add_parser("up", help="keep the stack running in the foreground", formatter_class=formatter)
+    plan = Plan()
+    run.add_argument("--turns", type=int, default=plan.turns, help="turns of the conversation")
+    run.add_argument("--document-words", type=int, default=plan.document_words, help="length of the first message")
+    run.add_argument("--reply-tokens", type=int, default=plan.reply_tokens, help="length of every reply")
+    for command in (run, up):
+        command.add_argument(
+            "--engine-python",
+            type=Path,
+            default=Path(os.environ.get("BACKHAUL_ENGINE_PYTHON", ".venv-engine/bin/python")),
+            help="Python of the environment that holds vLLM (BACKHAUL_ENGINE_PYTHON)",
+        )
+        command.add_argument("--state", type=Path, default=Path(".state"), help="folder for models, data and logs")
+        command.add_argument("--size", choices=["demo", "tiny"], default="demo", help="size of the random model")
+        command.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill engines")
+        command.add_argument("--decode", type=int, default=1, metavar="N", help="decode engines")
+        command.add_argument("--registries", type=int, default=1, metavar="N", help="registry replicas")
+        command.add_argument("--routers", type=int, default=1, metavar="N", help="router replicas")
+    return parser
+
+
+@contextmanager
+def _stack(options: argparse.Namespace, console: Console) -> Iterator[Stack]:
+    if not options.engine_python.exists():
+        raise LocalError(f"no engine environment at {options.engine_python}: run `make install`")
+    # Not resolved: the link in bin/ is what makes a Python that of an environment.
+    engine_python = options.engine_python.absolute()
+    state = options.state.resolve()
+    with ConsoleSteps(console) as steps:
+        steps.begin("Making the model")
+        model = ensure_model(engine_python, options.size, state / "models")
+        steps.end("Making the model")
+        stack_options = StackOptions(
+            engine_python=engine_python,
+            model=model,
+            state=_new_state(state / "stacks"),
+            prefill=[EngineOptions()] * options.prefill,
+            decode=[EngineOptions(ttl_s=480)] * options.decode,
+            registries=options.registries,
+            routers=options.routers,
+            default_ports=True,
+        )
+        with Stack(stack_options, steps) as stack:
+            try:
+                yield stack
+            finally:
+                console.print("Stopping everything ...")
+
+
+def _new_state(root: Path) -> Path:
+    """Returns a new folder and removes the oldest ones."""
+    root.mkdir(parents=True, exist_ok=True)
+    for old in sorted(root.iterdir())[: -_KEPT_STATES + 1]:
+        shutil.rmtree(old, ignore_errors=True)
+    return root / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    plan = Plan(turns=options.turns, document_words=options.document_words, reply_tokens=options.reply_tokens)
+    with _stack(options, console) as stack:
+        console.print("Warming up ...")
+        for reuse in (False, True):
+            play(stack.routers[0], Plan(turns=2, document_words=200, reply_tokens=100), reuse=reuse)
+        without = _arm(stack.routers[0], plan, console, reuse=False)
+        with_reuse = _arm(stack.routers[0], plan, console, reuse=True)
+        console.print(comparison(with_reuse, without))
+        same, sentence = verdict(with_reuse, without)
+        console.print(sentence, style="green" if same else "bold red")
+    return 0 if same else 1
+
+
+def _arm(url: str, plan: Plan, console: Console, *, reuse: bool) -> Sequence[Turn]:
+    console.print(f"Conversation {'with' if reuse else 'without'} reuse:")
+
+    def show(turn: Turn) -> None:
+        beginning = " ".join(turn.text.split()[:8])
+        console.print(f"  {turn.route}, {turn.prompt_tokens} tokens, {turn.ttft_s * 1000:.0f} ms: {beginning} ...")
+
+    return play(url, plan, reuse=reuse, on_turn=show)
+
+
+def _up(options: argparse.Namespace, console: Console) -> int:
+    with _stack(options, console) as stack:
+        text = _UP.format(url=stack.routers[0], grpc=stack.grpc_routers[0], logs=stack.logs, model=MODEL_NAME)
+        console.print(text, highlight=False, soft_wrap=True)
+        try:
+            stack.watch()
+        except KeyboardInterrupt:
+            return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    options = _parser().parse_args(argv)
+    end_with_parent()
+    raise_on_signals()
+    console = Console()
+    try:
+        return {"run": _run, "up": _up}[options.command](options, console)
+    except (LocalError, openai.OpenAIError) as error:
+        console.print(f"error: {error}", style="red", markup=False, highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""A whole Backhaul stack on this machine: etcd, registries, engines with their agents, routers."""
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+from backhaul_local.engines import EngineOptions, EnginePlace, engine_spec
+from backhaul_local.etcd import etcd_spec
+from backhaul_local.ports import HOST, Ports
+from backhaul_local.probes import grpc_ready, http_ready
+from backhaul_local.processes import Process, ProcessSpec, Supervisor
+from backhaul_local.progress import SilentSteps, Steps
+
+_ENGINE_START_S = 300
+_SERVICE_START_S = 60
+_STOP_S = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOptions:
+    """What the stack consists of."""
+
+    engine_python: Path
+    """Python of the environment that holds vLLM and the connector."""
+    model: Path
+    """Folder of the model."""
+    state: Path
+    """Folder for data and logs."""
+    prefill: Sequence[EngineOptions] = (EngineOptions(),)
+    decode: Sequence[EngineOptions] = (EngineOptions(),)
+    registries: int = 1
+    routers: int = 1
+    registry_flags: Sequence[str] = ()
+    agent_flags: Sequence[str] = ()
+    router_flags: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the services (not of the engines)."""
+    default_ports: bool = False
+    """Takes the ports that the README names where they are free, else random ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A vLLM server and its agent."""
+
+    name: str
+    """Name of the engine's process: prefill-1, decode-1, ..."""
+    role: str
+    url: str
+    """Base URL of the engine."""
+    side_channel: str
+    socket: Path
+    agent_address: str
+
+    @property
+    def agent(self) -> str:
+        """Name of the agent's process."""
+        return f"agent-{self.name}"
+
+
+class Stack:
+    """Starts everything on entry and ends everything on exit. Use it from one thread at a time.
+
+    Processes are named etcd, registry-1, prefill-1, agent-prefill-1, decode-1, agent-decode-1, router-1 and so on.
+    """
+
+    def __init__(self, options: StackOptions, steps: Steps | None = None) -> None:
+        self._options = options
+        self._steps = steps or SilentSteps()
+        self._supervisor = Supervisor(self.logs)
+        self._ports = Ports()
+        self._sockets = Path()
+        self._ready: dict[str, Callable[[], bool]] = {}
+        self._exit = ExitStack()
+        self.etcd_endpoint = ""
+        self.registries: list[str] = []
+        """host:port of each registry."""
+        self.nodes: list[Node] = []
+        """Prefill nodes first."""
+        self.routers: list[str] = []
+        """Base URL of each router."""
+        self.grpc_routers: list[str] = []
+        """host:port of each router's gRPC server."""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as undo:
+            self._sockets = Path(tempfile.mkdtemp(prefix="backhaul-"))
+            undo.callback(shutil.rmtree, self._sockets, ignore_errors=True)
+            undo.enter_context(self._supervisor)
+            self._start()
+            self._exit = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exit.close()
+
+    @property
+    def logs(self) -> Path:
+        """Folder with one log per process."""
+        return self._options.state / "logs"
+
+    def watch(self) -> NoReturn:
+        """Waits for ever. Raises LocalError with the end of its log when a process ends."""
+        while True:
+            self._supervisor.check_all()
+            time.sleep(1)
+
+    def process(self, name: str) -> Process:
+        """Returns a process by its name. Raises KeyError for an unknown one."""
+        return self._supervisor[name]
+
+    def node(self, name: str) -> Node:
+        """Returns a node by its engine's name. Raises StopIteration for an unknown one."""
+        return next(node for node in self.nodes if node.name == name)
+
+    def kill(self, name: str) -> None:
+        """Kills a process with SIGKILL; returns when it is gone."""
+        self._supervisor.kill(name)
+
+    def stop(self, name: str) -> None:
+        """Ends a process with SIGTERM (SIGKILL after 15 s); returns when it is gone."""
+        self._supervisor.stop([self.process(name)], grace_s=_STOP_S)
+
+    def freeze(self, name: str) -> None:
+        """Stops a process with SIGSTOP."""
+        self.process(name).freeze()
+
+    def thaw(self, name: str) -> None:
+        """Lets a frozen process go on."""
+        self.process(name).thaw()
+
+    def restart(self, name: str, *, wait: bool = True) -> None:
+        """Starts an ended process again, with the same command on the same data; waits until it is ready."""
+        self._supervisor.restart(name)
+        if wait:
+            self.wait_ready(name)
+
+    def wait_ready(self, *names: str, timeout_s: float = _ENGINE_START_S) -> None:
+        """Waits until the named processes are ready. Raises LocalError with a log's end when one is not in time."""
+        self._supervisor.wait_for_all({name: self._ready[name] for name in names}, timeout_s)
+
+    def log_tails(self, lines: int = 30) -> str:
+        """Returns the last lines of every log, for a failed test's report."""
+        return "\n".join(f"--- {process.name}\n{process.log_tail(lines)}" for process in self._supervisor)
+
+    def _start(self) -> None:
+        """Engines first: they take half a minute, in which the rest comes up."""
+        self._declare_nodes()
+        self._start_engines()
+        self._start_etcd()
+        self._start_registries()
+        self._start_agents()
+        self._start_routers()
+        self._await([node.name for node in self.nodes], _ENGINE_START_S)
+        self._await([node.agent for node in self.nodes], _SERVICE_START_S)
+        self._await([f"router-{index}" for index in range(1, len(self.routers) + 1)], _SERVICE_START_S)
+
+    def _declare_nodes(self) -> None:
+        for role, engines, first_port in (
+            ("prefill", self._options.prefill, 8100),
+            ("decode", self._options.decode, 8200),
+        ):
+            for index in range(1, len(engines) + 1):
+                name = f"{role}-{index}"
+                node = Node(
+                    name=name,
+                    role=role,
+                    url=f"http://{self._address(first_port + index - 1)}",
+                    side_channel=self._address(first_port - 2500 + index - 1),
+                    socket=self._sockets / f"{name}.sock",
+                    agent_address=self._address(7200 + len(self.nodes) + 1),
+                )
+                self.nodes.append(node)
+
+    def _start_engines(self) -> None:
+        options = [*self._options.prefill, *self._options.decode]
+        for node, engine in zip(self.nodes, options, strict=True):
+            place = EnginePlace(
+                name=node.name,
+                python=self._options.engine_python,
+                model=self._options.model,
+                http_port=_port(node.url),
+                side_channel_port=_port(node.side_channel),
+                agent_socket=node.socket,
+            )
+            self._launch(engine_spec(place, engine), partial(http_ready, f"{node.url}/health"))
+
+    def _start_etcd(self) -> None:
+        self.etcd_endpoint = self._address(2379)
+        data = self._options.state / "etcd"
+        spec = etcd_spec(client_port=_port(self.etcd_endpoint), peer_port=self._ports.take(), data=data)
+        self._launch(spec, partial(http_ready, f"http://{self.etcd_endpoint}/health"))
+        self._await(["etcd"], _SERVICE_START_S)
+
+    def _start_registries(self) -> None:
+        for index in range(1, self._options.registries + 1):
+            address = self._address(7100 + index - 1)
+            self.registries.append(address)
+            flags = ["--listen", address, "--etcd-endpoints", self.etcd_endpoint, *self._options.registry_flags]
+            self._service(f"registry-{index}", "backhaul-registry", flags, partial(grpc_ready, address))
+        self._await([f"registry-{index}" for index in range(1, len(self.registries) + 1)], _SERVICE_START_S)
+
+    def _start_agents(self) -> None:
+        for node in self.nodes:
+            flags = ["--engine-url", node.url, "--side-channel", node.side_channel, "--role", node.role]
+            flags += ["--registry", ",".join(self.registries), "--listen", node.agent_address, "--node-id", node.name]
+            flags += ["--connector-socket", str(node.socket), *self._options.agent_flags]
+            self._service(node.agent, "backhaul-node-agent", flags, partial(grpc_ready, node.agent_address))
+
+    def _start_routers(self) -> None:
+        for index in range(1, self._options.routers + 1):
+            http, grpc = self._address(8080 + 10 * (index - 1)), self._address(8081 + 10 * (index - 1))
+            self.routers.append(f"http://{http}")
+            self.grpc_routers.append(grpc)
+            flags = ["--listen-http", http, "--listen-grpc", grpc, "--registry", ",".join(self.registries)]
+            flags += self._options.router_flags
+            self._service(f"router-{index}", "backhaul-router", flags, partial(http_ready, f"http://{http}/ready"))
+
+    def _service(self, name: str, script: str, flags: Sequence[str], ready: Callable[[], bool]) -> None:
+        command = [str(Path(sys.executable).with_name(script)), *flags]
+        self._launch(ProcessSpec(name=name, command=command, env=self._options.env), ready)
+
+    def _launch(self, spec: ProcessSpec, ready: Callable[[], bool]) -> None:
+        self._ready[spec.name] = ready
+        self._steps.begin(f"Starting {spec.name}")
+        self._supervisor.start(spec)
+
+    def _await(self, names: Sequence[str], timeout_s: float) -> None:
+        ready = {name: self._ready[name] for name in names}
+        self._supervisor.wait_for_all(ready, timeout_s, lambda name: self._steps.end(f"Starting {name}"))
+
+    def _address(self, preferred: int) -> str:
+        return f"{HOST}:{self._ports.take(preferred if self._options.default_ports else None)}"
+
+
+def _port(address: str) -> int:
+    return int(address.rsplit(":", 1)[1])
