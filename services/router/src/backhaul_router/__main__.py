@@ -1,0 +1,23 @@
+"""Starts a router: ``backhaul-router --registry host:port``."""
+
+import sys
+
+from backhaul_common.config import load_config
+from backhaul_common.logs import configure_logging
+from backhaul_common.run import run_service
+from backhaul_common.telemetry import configure_telemetry
+from backhaul_router.app import serve
+from backhaul_router.config import Config
+
+
+def main() -> None:
+    """Runs until a signal comes."""
+    config = load_config(Config, prog="backhaul-router")
+    configure_logging(config.log_level, "router")
+    with configure_telemetry("backhaul-router"):
+        code = run_service(lambda stopping: serve(config, stopping))
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Wires the router."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from backhaul.router.v1 import router_pb2_grpc
+from backhaul_common.clock import SystemClock
+from backhaul_common.errors import InvalidArgumentError
+from backhaul_common.grpc_server import GrpcServer
+from backhaul_router.config import Config
+from backhaul_router.core.fresh import FreshKeys
+from backhaul_router.core.nodes import NodeTable
+from backhaul_router.core.picking import Load
+from backhaul_router.core.tenants import Tenants, parse_tenants
+from backhaul_router.engine_client import EngineClient, EngineTimeouts
+from backhaul_router.grpc_service import SERVICE_NAME, InferenceService
+from backhaul_router.http_service import HttpService
+from backhaul_router.lookups import Lookups
+from backhaul_router.models import Models
+from backhaul_router.observing import TurnObserver
+from backhaul_router.owner_client import OwnerClient
+from backhaul_router.readiness import Readiness
+from backhaul_router.registry_client import RegistryClient
+from backhaul_router.turns import Policy, Turns
+
+_log = structlog.get_logger(__name__)
+
+_MIN_CLUSTER_KEY_BYTES = 16
+_FRAME_BYTES = 1024 * 1024
+"""What a gRPC message may hold besides the body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A router that runs."""
+
+    http_port: int
+    grpc_port: int
+    table: NodeTable
+    load: Load
+
+
+async def serve(config: Config, stopping: asyncio.Event) -> None:
+    """Runs the router until ``stopping`` is set, then finishes running turns within the grace time."""
+    async with running(config) as router:
+        _log.info("router started", http_port=router.http_port, grpc_port=router.grpc_port)
+        await stopping.wait()
+
+
+@asynccontextmanager
+async def running(config: Config) -> AsyncIterator[Running]:
+    """Starts a router; leaving stops it.
+
+    Raises InvalidArgumentError for files that cannot be used, UnavailableError for addresses that cannot be bound.
+    """
+    tenants, policy = _tenants(config), _policy(config)
+    clock = SystemClock()
+    table, load, fresh = NodeTable(), Load(clock.monotonic), FreshKeys(clock.monotonic)
+    readiness, changed = Readiness(table), asyncio.Event()
+    async with (
+        RegistryClient(config.registry, table=table, clock=clock, on_change=changed.set) as registry,
+        OwnerClient(clock=clock) as owner,
+        EngineClient(timeouts=_timeouts(config), pool_size=config.pool_size) as engines,
+    ):
+        lookups = Lookups(
+            registry=registry,
+            owner=owner,
+            tokenizer=engines,
+            table=table,
+            load=load,
+            fresh=fresh,
+            clock=clock,
+            budget_s=config.lookup_budget_s,
+        )
+        turns = Turns(
+            engines=engines,
+            owner=owner,
+            lookups=lookups,
+            table=table,
+            load=load,
+            fresh=fresh,
+            tenants=tenants,
+            policy=policy,
+            observer=TurnObserver(clock),
+            clock=clock,
+        )
+        models = Models(engines, table)
+        limit = int(config.body_limit)
+        http = HttpService(
+            address=config.listen_http, turns=turns, models=models, readiness=readiness, body_limit_bytes=limit
+        )
+        grpc_server = GrpcServer(
+            address=config.listen_grpc, service_names=(SERVICE_NAME,), max_message_bytes=limit + _FRAME_BYTES
+        )
+        router_pb2_grpc.add_InferenceServiceServicer_to_server(
+            InferenceService(turns=turns, models=models, body_limit_bytes=limit), grpc_server.server
+        )
+        async with http, grpc_server, asyncio.TaskGroup() as tasks:
+            background = (
+                tasks.create_task(registry.watch()),
+                tasks.create_task(_follow(changed, table, readiness, grpc_server, owner)),
+            )
+            try:
+                yield Running(http.port, grpc_server.port, table, load)
+            finally:
+                readiness.stop()
+                await asyncio.gather(http.stop(config.grace_s), grpc_server.stop(config.grace_s))
+                for task in background:
+                    task.cancel()
+
+
+async def _follow(
+    changed: asyncio.Event, table: NodeTable, readiness: Readiness, server: GrpcServer, owner: OwnerClient
+) -> None:
+    """Reports readiness, and closes channels to agents that are gone, after each change of the nodes."""
+    ready: bool | None = None
+    while True:
+        await changed.wait()
+        changed.clear()
+        await owner.forget(owner.known() - {node.agent_address for node in table})
+        problem = readiness.problem()
+        if ready is not (not problem):
+            ready = not problem
+            await server.set_serving(ready)
+            _log.info("readiness changed", ready=ready, reason=problem or None)
+
+
+def _timeouts(config: Config) -> EngineTimeouts:
+    return EngineTimeouts(
+        connect_s=config.connect_timeout_s,
+        prefill_s=config.prefill_timeout_s,
+        warm_prefill_s=config.warm_prefill_timeout_s,
+        first_byte_s=config.first_byte_timeout_s,
+        idle_s=config.idle_timeout_s,
+    )
+
+
+def _tenants(config: Config) -> Tenants:
+    if not config.tenants_file:
+        return Tenants()
+    try:
+        return parse_tenants(_read(config.tenants_file).decode())
+    except ValueError as error:
+        raise InvalidArgumentError("BAD_TENANTS_FILE", f"{config.tenants_file}: {error}") from error
+
+
+def _policy(config: Config) -> Policy:
+    cluster_key = _read(config.cluster_key_file).strip() if config.cluster_key_file else b""
+    if config.tenants_file and len(cluster_key) < _MIN_CLUSTER_KEY_BYTES:
+        raise InvalidArgumentError(
+            "NO_CLUSTER_KEY", f"tenants need cluster_key_file, with at least {_MIN_CLUSTER_KEY_BYTES} bytes in it"
+        )
+    engine_key = _read(config.engine_key_file).decode().strip() if config.engine_key_file else ""
+    return Policy(
+        prefill_fallback=config.prefill_fallback,
+        keep_constraints=tuple(part.lower() for part in config.keep_constraints),
+        engine_key=engine_key,
+        cluster_key=cluster_key,
+    )
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidArgumentError("FILE_UNREADABLE", f"{path}: {error.strerror}") from error

@@ -1,0 +1,46 @@
+"""Registry messages as domain values."""
+
+from backhaul.registry.v1 import registry_pb2
+from backhaul_router.core.candidates import Pointer
+from backhaul_router.core.nodes import Engine, Node, NodeState, Role
+
+_ROLES = {registry_pb2.ROLE_PREFILL: Role.PREFILL, registry_pb2.ROLE_DECODE: Role.DECODE}
+_STATES = {
+    registry_pb2.NODE_STATE_NOT_READY: NodeState.NOT_READY,
+    registry_pb2.NODE_STATE_READY: NodeState.READY,
+    registry_pb2.NODE_STATE_DRAINING: NodeState.DRAINING,
+}
+
+
+def node_from(message: registry_pb2.Node) -> Node | None:
+    """Returns a node; None for a record that cannot be used (unknown role or state, no address)."""
+    role, state = _ROLES.get(message.role), _STATES.get(message.state)
+    if role is None or state is None or not (message.node_id and message.agent_address and message.engine_url):
+        return None
+    engines = tuple(map(_engine_from, message.engines))
+    url = message.engine_url.rstrip("/")
+    return Node(message.node_id, role, message.agent_address, url, frozenset(message.models), engines, state)
+
+
+def _engine_from(message: registry_pb2.Engine) -> Engine:
+    return Engine(
+        engine_id=message.engine_id,
+        compatibility_hash=message.compatibility_hash,
+        weights_digest=message.weights_digest,
+        connector_version=message.connector_version,
+        reuse=message.reuse,
+    )
+
+
+def pointer_from(message: registry_pb2.BlockSetPointer) -> Pointer:
+    """Returns a pointer."""
+    return Pointer(
+        key=message.key,
+        set_id=message.set_id,
+        engine_id=message.engine_id,
+        node_id=message.node_id,
+        token_count=message.token_count,
+        digest=message.digest,
+        stride=message.stride,
+        identity=message.identity,
+    )

@@ -1,0 +1,223 @@
+"""Shapes of the two legs: what each engine is sent, and what becomes of its reply."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from backhaul_connector.wire import PARAMS_KEY, TurnLabel, Verdict
+from backhaul_router.core.body import Endpoint, TurnBody
+
+Params = Mapping[str, msgspec.Raw]
+"""kv_transfer_params of a decode leg, each value as the prefill engine wrote it."""
+
+_PARAMS = "kv_transfer_params"
+
+_NEVER_SENT = (_PARAMS, "ec_transfer_params", "request_id")
+"""Topology and identity are ours: from a client they would name hosts to connect to, or another request."""
+
+_DECODE_ONLY = (
+    "stream",
+    "stream_options",
+    "stream_interval",
+    "n",
+    "best_of",
+    # Validity or effect depends on how many tokens come out: here it is one.
+    "min_tokens",
+    "thinking_token_budget",
+    "length_penalty",
+    "repetition_detection",
+    # A stop string is an abort inside vLLM (v1/engine/output_processor.py), which hands nothing off.
+    "stop",
+    "include_stop_str_in_output",
+    # Nobody reads the prefill engine's one token.
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "logprobs",
+    "top_logprobs",
+    "logprob_token_ids",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "return_prompt_text",
+)
+
+_COLD_PARAMS = msgspec.json.encode(
+    {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+    }
+)
+
+_ONE, _NULL = msgspec.Raw(b"1"), msgspec.Raw(b"null")
+
+_TOKENIZED = (
+    "model",
+    "messages",
+    "prompt",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class HandOff:
+    """What a prefill engine answered."""
+
+    params: Params | None
+    """vLLM's kv_transfer_params for the decode leg; None when there are none."""
+    verdict: Verdict | None
+    """What the connector says became of the prompt; None when the engine runs without it."""
+    prompt_token_count: int
+    """0 when unknown."""
+    failed: bool
+    """Whether the engine says that the request failed although it answered 200."""
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Reply(msgspec.Struct):
+    kv_transfer_params: dict[str, msgspec.Raw] | None = None
+    usage: _Usage | None = None
+    choices: list[_Choice] = []
+
+
+_decode_reply = msgspec.json.Decoder(_Reply).decode
+_decode_verdict = msgspec.json.Decoder(Verdict).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def prefill_body(
+    body: TurnBody, *, handle: str | None, cache_salt: str, keep_constraints: Collection[str] = ()
+) -> bytes:
+    """Returns the prefill leg: valid whenever the client's request is, one token, no stream, the same prompt tokens.
+
+    ``handle`` is the JSON object of a claim, None for a cold leg. Forced tools and response formats are left out,
+    except for models whose name contains one of ``keep_constraints``: their chat template shows them to the model
+    (`renderers/kimi_k3.py`), and leaving them out would change the prompt.
+    """
+    fields = _for_engine(body, cache_salt)
+    for name in _DECODE_ONLY:
+        fields.pop(name, None)
+    if not any(part in body.model.lower() for part in keep_constraints):
+        fields.pop("response_format", None)
+        if body.fields.get("tool_choice") not in (None, "none", "auto"):
+            # Null keeps the tools in the prompt; "none" may remove them (--exclude-tools-when-tool-choice-none).
+            fields["tool_choice"] = _NULL
+    fields["max_tokens"] = _ONE
+    fields.pop("max_completion_tokens", None)
+    if body.endpoint is Endpoint.CHAT:
+        fields["max_completion_tokens"] = _ONE
+    fields[_PARAMS] = msgspec.Raw(_COLD_PARAMS if handle is None else handle.encode())
+    return _encode(fields)
+
+
+def decode_body(body: TurnBody, *, params: Params | None, scope: str, keys: Sequence[str], cache_salt: str) -> bytes:
+    """Returns the decode leg: the client's request with the prefill engine's params and the turn's label.
+
+    Complete enough for the engine to compute everything on its own. Without ``params`` there is no label either.
+    """
+    fields = _for_engine(body, cache_salt)
+    if params is not None:
+        label = msgspec.Raw(_encode(TurnLabel(scope=scope, keys=list(keys))))
+        fields[_PARAMS] = msgspec.Raw(_encode({**params, PARAMS_KEY: label}))
+    return _encode(fields)
+
+
+def tokenize_body(body: TurnBody) -> bytes:
+    """Returns the `/tokenize` request that gives the prompt's token ids.
+
+    That endpoint knows fewer fields than chat; the others reach the template the way chat hands them on
+    (`entrypoints/openai/chat_completion/protocol.py`, ``build_chat_params``).
+    """
+    fields: dict[str, Any] = {name: body.raw[name] for name in _TOKENIZED if name in body.raw}
+    extras = {name: body.fields[name] for name in ("documents", "reasoning_effort") if body.fields.get(name)}
+    if extras and body.endpoint is Endpoint.CHAT:
+        given = body.fields.get("chat_template_kwargs") or {}
+        if "reasoning_effort" in extras and "enable_thinking" not in given:
+            extras["enable_thinking"] = extras["reasoning_effort"] != "none"
+        fields["chat_template_kwargs"] = {**given, **extras}
+    return _encode(fields)
+
+
+def prompt_tokens_in(body: TurnBody) -> list[int] | None:
+    """Returns the prompt's token ids when the client sent them as such."""
+    prompt = body.fields.get("prompt") if body.endpoint is Endpoint.COMPLETIONS else None
+    return prompt if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt) else None
+
+
+def hand_off(reply: bytes) -> HandOff:
+    """Reads a prefill engine's reply. Whatever is missing or odd in it means that there is no hand-off."""
+    try:
+        parsed = _decode_reply(reply)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return HandOff(None, None, 0, failed=False)
+    params = dict(parsed.kv_transfer_params or {})
+    verdict = _verdict(params.pop(PARAMS_KEY, None))
+    count = verdict.prompt if verdict else parsed.usage.prompt_tokens if parsed.usage else 0
+    failed = any(choice.finish_reason == "error" for choice in parsed.choices)
+    return HandOff(params or None, verdict, count, failed)
+
+
+def without_params(reply: bytes) -> bytes:
+    """Returns a decode engine's reply without kv_transfer_params; all other bytes and their order stay.
+
+    Raises ValueError when it cannot be told apart.
+    """
+    if _PARAMS.encode() not in reply:
+        return reply
+    try:
+        fields = _decode_fields(reply)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError("not a JSON object") from error
+    return _encode(fields) if fields.pop(_PARAMS, None) is not None else reply
+
+
+def is_object(text: str) -> bool:
+    """Tells whether a text is one JSON object."""
+    try:
+        _decode_fields(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _for_engine(body: TurnBody, cache_salt: str) -> dict[str, msgspec.Raw]:
+    fields = {name: value for name, value in body.raw.items() if name not in _NEVER_SENT}
+    extra = body.fields.get("vllm_xargs")
+    if extra:
+        # vLLM merges these over its own arguments, kv_transfer_params among them.
+        fields["vllm_xargs"] = msgspec.Raw(_encode({k: v for k, v in extra.items() if k not in _NEVER_SENT}))
+    if cache_salt:
+        fields["cache_salt"] = msgspec.Raw(_encode(cache_salt))
+    return fields
+
+
+def _verdict(raw: msgspec.Raw | None) -> Verdict | None:
+    if raw is None:
+        return None
+    try:
+        return _decode_verdict(raw)
+    except (msgspec.MsgspecError, ValueError):
+        return None

@@ -1,0 +1,121 @@
+"""How a turn finds the block set of the turn before it: scope, lookup keys.
+
+Keys only say where to look. What is found is verified token by token inside the prefill engine, so a key that is too
+coarse costs a lookup, and one that is too fine costs a reuse; neither costs a wrong answer.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from backhaul_router.core.body import Endpoint, TurnBody
+from backhaul_router.core.errors import invalid
+
+MAX_KEYS = 16
+"""Keys of one lookup."""
+
+MAX_SESSION_ID_BYTES = 512
+"""Longest session id; it is hashed and never stored or logged, this only bounds the work."""
+
+_DIGEST_SIZE = 16
+
+_SEED_FIELDS = (
+    "tools",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "add_special_tokens",
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+)
+"""Fields that change how the same messages become tokens. `tool_choice` is not among them: agents change it from turn
+to turn, and hardly any template shows it to the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnKeys:
+    """Lookup keys of one turn."""
+
+    find: tuple[str, ...]
+    """Where the turn before may be, best first."""
+    label: tuple[str, ...]
+    """How the next turn will find this one."""
+    continues: bool
+    """Whether the body shows that a turn came before."""
+
+    @property
+    def own(self) -> str:
+        """The key that only a continuation of this turn has; empty without keys."""
+        return self.label[-1] if self.label else ""
+
+
+def scope_of(*, model: str, cache_salt: str, tenant: str) -> str:
+    """Returns the scope (hex): nothing is ever found across two of them."""
+    return _digest(b"scope", model.encode(), cache_salt.encode(), tenant.encode())
+
+
+def checked_session_id(value: str | bytes | None) -> bytes | None:
+    """Returns a client's session id as bytes, None for none.
+
+    Raises ApiError (400) when it is too long. Any bytes are allowed: they are hashed at once.
+    """
+    raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+    if raw and len(raw) > MAX_SESSION_ID_BYTES:
+        raise invalid(f"the session id is longer than {MAX_SESSION_ID_BYTES} bytes", param="session_id")
+    return raw or None
+
+
+def keys_of(body: TurnBody, session_id: bytes | None) -> TurnKeys:
+    """Returns the keys of a turn; without a session id and a message list there are none."""
+    session_id = session_id or _session_in(body)
+    session = () if session_id is None else (_digest(b"session", session_id),)
+    if body.endpoint is not Endpoint.CHAT:
+        return TurnKeys(session, session, continues=bool(session))
+    messages = body.fields["messages"]
+    chain = _chain(body.fields)
+    before = [chain[index] for index, message in enumerate(messages) if index and message["role"] == "assistant"]
+    find = (*session, *reversed(before))[:MAX_KEYS]
+    return TurnKeys(find, (*session, chain[-1]), continues=bool(before))
+
+
+def _session_in(body: TurnBody) -> bytes | None:
+    value = body.fields.get("conversation_id")
+    return checked_session_id(value) if isinstance(value, str) else None
+
+
+def _chain(fields: Mapping[str, Any]) -> list[str]:
+    """Returns one digest per prefix of the message list, from the empty one to all of it."""
+    state = hashlib.blake2b(digest_size=_DIGEST_SIZE, person=b"backhaul-chain-1")
+    _mix(state, _canonical(_seed(fields)))
+    digests = [state.hexdigest()]
+    for message in fields["messages"]:
+        _mix(state, _canonical(message))
+        digests.append(state.hexdigest())
+    return digests
+
+
+def _seed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    seed = {name: fields[name] for name in _SEED_FIELDS if fields.get(name) is not None}
+    seed["add_generation_prompt"] = fields.get("add_generation_prompt", True)
+    return seed
+
+
+def _canonical(value: Mapping[str, Any]) -> bytes:
+    """Returns JSON with sorted keys and without nulls at the top: client libraries reorder and add them at will."""
+    return msgspec.json.encode({key: item for key, item in value.items() if item is not None}, order="deterministic")
+
+
+def _digest(*parts: bytes) -> str:
+    state = hashlib.blake2b(digest_size=_DIGEST_SIZE, person=b"backhaul-lookup1")
+    for part in parts:
+        _mix(state, part)
+    return state.hexdigest()
+
+
+def _mix(state: "hashlib.blake2b", part: bytes) -> None:
+    state.update(len(part).to_bytes(8, "big"))
+    state.update(part)

@@ -1,0 +1,49 @@
+"""Why a turn is cold: a fixed list, used in headers, metrics and logs."""
+
+import re
+
+FIRST_TURN = "first_turn"
+"""Nothing before this turn that could have left a block set."""
+NO_KEYS = "no_keys"
+"""No session id and no message list: nothing to look up by."""
+NOT_FOUND = "not_found"
+REUSE_OFF = "reuse_off"
+LOOKUP_TIMEOUT = "lookup_timeout"
+"""Registry or owner did not answer within the budget."""
+REGISTRY_UNAVAILABLE = "registry_unavailable"
+OWNER_UNAVAILABLE = "owner_unavailable"
+"""The owner did not answer, or its node is not there or not ready."""
+AMBIGUOUS = "ambiguous"
+"""Several block sets, and the prompt's tokens could not be had to choose among them."""
+NO_MATCH = "no_match"
+"""Several block sets, none of which is a prefix of the prompt."""
+INCOMPATIBLE = "incompatible"
+"""No prefill node can exchange blocks with the holder."""
+NO_CONNECTOR = "no_connector"
+"""The prefill engine runs without Backhaul's connector: nobody would verify the blocks."""
+UNSUPPORTED_REQUEST = "unsupported_request"
+"""A request kind that needs one engine alone."""
+PREFILL_FAILED = "prefill_failed"
+"""The warm prefill leg failed and was repeated cold."""
+DECODE_FAILED = "decode_failed"
+"""The decode engine failed before its first byte; both legs were repeated cold."""
+NO_PREFILL = "no_prefill"
+"""No prefill node is ready; the decode engine computes the prompt."""
+
+_UNSAFE = re.compile(r"[^a-z0-9_]+")
+_LONGEST = 40
+
+
+def claim_refused(reason: str) -> str:
+    """Returns the miss reason for an owner's refusal, such as ``claim:set_claimed``."""
+    return f"claim:{_slug(reason)}"
+
+
+def handle_refused(verdict: str) -> str:
+    """Returns the miss reason for a handle that the prefill engine's connector did not use."""
+    return f"refused:{_slug(verdict)}"
+
+
+def _slug(text: str) -> str:
+    # Reasons come from peers and end up as metric labels.
+    return _UNSAFE.sub("_", text.lower())[:_LONGEST] or "unknown"

@@ -1,0 +1,133 @@
+"""The nodes as the registry last told, and which of them can work together."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Role(Enum):
+    """What a node does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class NodeState(Enum):
+    """Whether a node may be given work."""
+
+    NOT_READY = "not_ready"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One vLLM engine of a node."""
+
+    engine_id: str
+    compatibility_hash: str = ""
+    """Empty when unknown."""
+    weights_digest: str = ""
+    """Empty when unknown."""
+    connector_version: str = ""
+    """Empty when the engine runs without Backhaul's connector."""
+    reuse: bool = False
+    """Whether its turns can reuse blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One vLLM server with its agent."""
+
+    node_id: str
+    role: Role
+    agent_address: str
+    engine_url: str
+    models: frozenset[str]
+    engines: tuple[Engine, ...]
+    state: NodeState
+
+    def engine(self, engine_id: str) -> Engine | None:
+        """Returns the engine with this id; None when that incarnation is gone."""
+        return next((engine for engine in self.engines if engine.engine_id == engine_id), None)
+
+    @property
+    def reuse(self) -> bool:
+        """Whether every engine of the node verifies and retains block sets."""
+        return bool(self.engines) and all(engine.reuse and engine.connector_version for engine in self.engines)
+
+    @property
+    def weights_digest(self) -> str:
+        """The weights of the node's engines; empty when unknown."""
+        return self.engines[0].weights_digest if self.engines else ""
+
+
+def compatible(prefill: Node, decode: Node) -> bool:
+    """Tells whether two nodes can exchange blocks, as far as is known.
+
+    Engines with different NIXL compatibility hashes or different weights never exchange.
+    """
+    return all(_fit(one, other) for one in prefill.engines for other in decode.engines)
+
+
+def _fit(one: Engine, other: Engine) -> bool:
+    return _equal_if_known(one.compatibility_hash, other.compatibility_hash) and _equal_if_known(
+        one.weights_digest, other.weights_digest
+    )
+
+
+def _equal_if_known(one: str, other: str) -> bool:
+    return not one or not other or one == other
+
+
+class NodeTable:
+    """All nodes. Block sets of a node that is not ready, or not even listed, are nobody's business here."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+
+    def replace(self, nodes: Iterable[Node]) -> None:
+        """Takes a snapshot."""
+        self._nodes = {node.node_id: node for node in nodes}
+
+    def change(self, upserts: Iterable[Node], removals: Iterable[str]) -> None:
+        """Takes a change."""
+        for node_id in removals:
+            self._nodes.pop(node_id, None)
+        for node in upserts:
+            self._nodes[node.node_id] = node
+
+    def get(self, node_id: str) -> Node | None:
+        """Returns a node by id."""
+        return self._nodes.get(node_id)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def serves(self, model: str) -> bool:
+        """Tells whether any node serves a model, ready or not."""
+        return any(model in node.models for node in self)
+
+    def ready(self, role: Role, model: str) -> list[Node]:
+        """Returns the ready nodes of a role that serve a model."""
+        return [node for node in self if node.role is role and node.state is NodeState.READY and model in node.models]
+
+    def pairs(self, model: str) -> list[tuple[Node, Node]]:
+        """Returns all pairs of prefill and decode node that can serve a model."""
+        decodes = self.ready(Role.DECODE, model)
+        return [(p, d) for p in self.ready(Role.PREFILL, model) for d in decodes if compatible(p, d)]
+
+    def problem(self) -> str:
+        """Says why no turn can be served over two nodes; empty when one can."""
+        if not self._nodes:
+            return "no nodes are known"
+        models = {model for node in self for model in node.models}
+        if any(self.pairs(model) for model in models):
+            return ""
+        for role in Role:
+            if not any(self.ready(role, model) for model in models):
+                return f"no {role.value} node is ready"
+        return "no prefill node can exchange blocks with a decode node of the same model"

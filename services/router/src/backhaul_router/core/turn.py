@@ -1,0 +1,63 @@
+"""What became of a turn."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from backhaul_connector.wire import Verdict
+
+
+class Route(Enum):
+    """How a prompt was computed."""
+
+    COLD = "cold"
+    WARM = "warm"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a turn, filled in as it goes."""
+
+    route: Route = Route.COLD
+    miss: str = ""
+    """Why the turn is cold; empty when it is not."""
+    fallback: bool = False
+    """Whether the decode engine computed the prompt because no prefill engine could."""
+    handed_off: bool = False
+    """Whether the decode engine was handed blocks."""
+    prompt_token_count: int = 0
+    local_token_count: int = 0
+    read_token_count: int = 0
+    ttft_s: float | None = None
+    """From the request to the first piece of the answer."""
+    result: str = "ok"
+    """`ok`, `refused` (an engine's 4xx), `failed` (its 5xx), `broken` (it stopped in the middle)."""
+
+    def cold(self, miss: str) -> None:
+        """The turn is cold, for this reason."""
+        self.route, self.miss = Route.COLD, miss
+        self.local_token_count = self.read_token_count = 0
+
+    def warm(self) -> None:
+        """A handle goes to the prefill engine."""
+        self.route, self.miss = Route.WARM, ""
+
+    def count(self, verdict: Verdict) -> None:
+        """Takes the prefill engine's token counts."""
+        self.prompt_token_count = verdict.prompt
+        self.local_token_count = verdict.local
+        self.read_token_count = verdict.read
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Response headers that say how the turn was served."""
+        headers = {
+            "x-backhaul-route": self.route.value,
+            "x-backhaul-prompt-tokens": str(self.prompt_token_count),
+            "x-backhaul-local-tokens": str(self.local_token_count),
+            "x-backhaul-read-tokens": str(self.read_token_count),
+        }
+        if self.miss:
+            headers["x-backhaul-miss"] = self.miss
+        if self.fallback:
+            headers["x-backhaul-fallback"] = "decode"
+        return headers

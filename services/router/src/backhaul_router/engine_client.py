@@ -1,0 +1,178 @@
+"""HTTP to the engines."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from backhaul_router.core.engines import EngineError, Failure, Reply
+
+KEEP_ALIVE_S = 4.0
+"""Idle connections are closed before the engine does it: vLLM's server waits 5 s (`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`)."""
+
+_TOKENIZE_TIMEOUT_S = 1.0
+_MODELS_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTimeouts:
+    """Limits, seconds. There is none on the whole of a decode leg."""
+
+    connect_s: float
+    """Waiting for a free connection and connecting."""
+    prefill_s: float
+    warm_prefill_s: float
+    """A prefill leg with a handle: a holder that froze must not hold it for long."""
+    first_byte_s: float
+    idle_s: float
+    """Between two pieces of a decode leg's answer."""
+
+
+class EngineStream:
+    """An answer of which the first piece has arrived."""
+
+    def __init__(self, response: aiohttp.ClientResponse, first: bytes, idle_s: float) -> None:
+        self._response = response
+        self._first = first
+        self._idle_s = idle_s
+        self.complete = False
+        """Whether the whole body has been yielded."""
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+        return self._response.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Response headers."""
+        return self._response.headers
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """Yields the body's bytes as they come. Raises EngineError when they stop before the end."""
+        connection = self._response.connection
+        if connection is not None and connection.protocol is not None:
+            connection.protocol.read_timeout = self._idle_s
+            connection.protocol.start_timeout()
+        if self._first:
+            yield self._first
+        try:
+            async for chunk in self._response.content.iter_any():
+                yield chunk
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _failed(error) from error
+        self.complete = True
+
+    async def read(self) -> bytes:
+        """Returns the whole body. Raises EngineError when it stops before the end."""
+        return b"".join([chunk async for chunk in self.chunks()])
+
+
+class EngineClient:
+    """One pool of connections to all engines. Ignores proxy variables; sends every request once.
+
+    Enter it inside the event loop that uses it.
+    """
+
+    def __init__(self, *, timeouts: EngineTimeouts, pool_size: int) -> None:
+        self._timeouts = timeouts
+        self._pool_size = pool_size
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._pool_size, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=10),
+            timeout=aiohttp.ClientTimeout(total=None, connect=self._timeouts.connect_s),
+            headers={"accept-encoding": "identity", "content-type": "application/json"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def prefill(self, url: str, body: bytes, headers: Mapping[str, str], *, warm: bool) -> Reply:
+        """Runs a prefill leg. Cancelling closes the connection. Raises EngineError."""
+        limit = self._timeouts.warm_prefill_s if warm else self._timeouts.prefill_s
+        return await self._whole("POST", url, body, headers, limit)
+
+    async def tokenize(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> list[int]:
+        """Returns the token ids of a prompt. Raises EngineError; an empty list means that the engine refused."""
+        reply = await self._whole("POST", url, body, headers, min(timeout_s, _TOKENIZE_TIMEOUT_S))
+        try:
+            return msgspec.json.decode(reply.body, type=_Tokens).tokens if reply.status == 200 else []
+        except (msgspec.MsgspecError, ValueError):
+            return []
+
+    async def models(self, url: str, headers: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Returns the entries of `/v1/models`. Raises EngineError; an empty list means that the engine refused."""
+        reply = await self._whole("GET", url, None, headers, _MODELS_TIMEOUT_S)
+        try:
+            return msgspec.json.decode(reply.body, type=_Models).data if reply.status == 200 else []
+        except (msgspec.MsgspecError, ValueError):
+            return []
+
+    @asynccontextmanager
+    async def decode(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[EngineStream]:
+        """Runs a decode leg; entered when the first piece of the answer is there. Leaving it early ends the leg.
+
+        Raises EngineError while entering.
+        """
+        limits = aiohttp.ClientTimeout(
+            total=None, connect=self._timeouts.connect_s, sock_read=self._timeouts.first_byte_s
+        )
+        try:
+            response = await self._open.post(url, data=body, headers=headers, timeout=limits, allow_redirects=False)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _failed(error) from error
+        try:
+            try:
+                first = await response.content.readany()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise _failed(error) from error
+            yield EngineStream(response, first, self._timeouts.idle_s)
+        finally:
+            response.close() if not response.content.at_eof() else response.release()
+
+    async def _whole(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], limit_s: float
+    ) -> Reply:
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                self._open.request(method, url, data=body, headers=headers, allow_redirects=False) as response,
+            ):
+                return Reply(response.status, response.headers, await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _failed(error) from error
+
+    @property
+    def _open(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "not entered"
+        return self._session
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Models(msgspec.Struct):
+    data: list[dict[str, Any]]
+
+
+def _failed(error: Exception) -> EngineError:
+    # The order matters: aiohttp's timeouts are also connection errors.
+    if isinstance(error, aiohttp.ConnectionTimeoutError | aiohttp.ClientConnectorError):
+        return EngineError(Failure.REFUSED)
+    if isinstance(error, TimeoutError):
+        return EngineError(Failure.TIMEOUT)
+    return EngineError(Failure.DISCONNECTED)

@@ -1,0 +1,140 @@
+"""The gRPC face: the same turns, the same bodies."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import grpc
+from opentelemetry import context as otel_context
+
+from backhaul.router.v1 import router_pb2, router_pb2_grpc
+from backhaul_common.errors import (
+    BackhaulError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from backhaul_router.core.body import Endpoint
+from backhaul_router.core.engines import EngineError
+from backhaul_router.core.errors import ApiError, engine_answer
+from backhaul_router.core.turn import Outcome
+from backhaul_router.models import Models
+from backhaul_router.turns import Answer, TurnRequest, Turns
+
+SERVICE_NAME = "backhaul.router.v1.InferenceService"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+R = TypeVar("R")
+
+_ERRORS: dict[int, type[BackhaulError]] = {
+    401: UnauthenticatedError,
+    403: UnauthenticatedError,
+    404: NotFoundError,
+    413: ResourceExhaustedError,
+    429: ResourceExhaustedError,
+    503: UnavailableError,
+    504: DeadlineExceededError,
+}
+
+
+class InferenceService(router_pb2_grpc.InferenceServiceServicer):
+    """Serves turns and the model list."""
+
+    def __init__(self, *, turns: Turns, models: Models, body_limit_bytes: int) -> None:
+        self._turns = turns
+        self._models = models
+        self._body_limit_bytes = body_limit_bytes
+
+    async def ChatCompletions(
+        self, request: router_pb2.ChatCompletionsRequest, context: Context
+    ) -> AsyncIterator[router_pb2.ChatCompletionsResponse]:
+        """Runs one chat turn."""
+        turn = self._request(Endpoint.CHAT, request.body, request.session_id, context)
+        async with aclosing(self._steps(turn, router_pb2.ChatCompletionsResponse)) as steps:
+            async for step in steps:
+                yield step
+
+    async def Completions(
+        self, request: router_pb2.CompletionsRequest, context: Context
+    ) -> AsyncIterator[router_pb2.CompletionsResponse]:
+        """Runs one completion."""
+        turn = self._request(Endpoint.COMPLETIONS, request.body, request.session_id, context)
+        async with aclosing(self._steps(turn, router_pb2.CompletionsResponse)) as steps:
+            async for step in steps:
+                yield step
+
+    async def ListModels(
+        self, request: router_pb2.ListModelsRequest, context: Context
+    ) -> router_pb2.ListModelsResponse:
+        """Lists the models that live nodes serve."""
+        authorization = _metadata(context).get("authorization")
+        try:
+            self._turns.authenticate(authorization)
+            document = await self._models.document(self._turns.engine_headers(authorization))
+        except ApiError as error:
+            raise _as_backhaul(error) from error
+        return router_pb2.ListModelsResponse(body=document)
+
+    def _request(self, endpoint: Endpoint, body: bytes, session_id: str, context: Context) -> TurnRequest:
+        if len(body) > self._body_limit_bytes:
+            limit = str(self._body_limit_bytes)
+            raise ResourceExhaustedError("BODY_LIMIT", f"the body is larger than {limit} bytes", limit=limit)
+        metadata = _metadata(context)
+        return TurnRequest(
+            endpoint=endpoint,
+            body=body,
+            session_id=session_id or metadata.get("x-session-id") or metadata.get("x-conversation-id"),
+            authorization=metadata.get("authorization"),
+            reuse=metadata.get("x-backhaul-reuse", "").lower() != "off",
+            # The server interceptor's span, which continues the caller's trace.
+            parent=otel_context.get_current(),
+        )
+
+    async def _steps(self, turn: TurnRequest, response: Callable[..., R]) -> AsyncGenerator[R]:
+        try:
+            async with self._turns.run(turn) as answer:
+                if answer.status >= 400:
+                    raise engine_answer(answer.status, answer.body or b"", answer.headers)
+                yield response(started=_started(answer.outcome, answer.headers))
+                async with aclosing(_chunks(answer)) as chunks:
+                    async for chunk in chunks:
+                        yield response(chunk=chunk)
+        except ApiError as error:
+            raise _as_backhaul(error) from error
+        except EngineError as error:
+            raise InternalError("ENGINE_FAILED", "the decode engine stopped in the middle") from error
+
+
+async def _chunks(answer: Answer) -> AsyncGenerator[bytes]:
+    if answer.stream is None:
+        yield answer.body or b""
+        return
+    async with aclosing(answer.stream.chunks()) as chunks:
+        async for chunk in chunks:
+            yield chunk
+
+
+def _started(outcome: Outcome, headers: dict[str, str]) -> router_pb2.Started:
+    return router_pb2.Started(
+        route=outcome.route.value,
+        miss_reason=outcome.miss,
+        prompt_token_count=outcome.prompt_token_count,
+        local_token_count=outcome.local_token_count,
+        read_token_count=outcome.read_token_count,
+        content_type=headers.get("content-type", ""),
+    )
+
+
+def _as_backhaul(error: ApiError) -> BackhaulError:
+    fallback = InvalidArgumentError if error.status < 500 else InternalError
+    param = {"param": error.param} if error.param else {}
+    return _ERRORS.get(error.status, fallback)(str(error.code).upper(), error.message, **param)
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    pairs = context.invocation_metadata() or ()
+    return {str(key): value for key, value in pairs if isinstance(value, str)}

@@ -1,0 +1,190 @@
+"""The OpenAI HTTP API."""
+
+import asyncio
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from aiohttp import web
+
+from backhaul_common.errors import UnavailableError
+from backhaul_router.core.body import Endpoint
+from backhaul_router.core.engines import EngineError
+from backhaul_router.core.errors import ApiError
+from backhaul_router.http_protocol import ApiProtocol, ApiServer
+from backhaul_router.models import Models
+from backhaul_router.observing import context_from
+from backhaul_router.readiness import Readiness
+from backhaul_router.turns import Answer, TurnRequest, Turns
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_END_S = 0.1
+"""Given to connections for their last bytes, seconds; aiohttp takes 0 for no limit."""
+
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+_Handler = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
+
+
+class HttpService:
+    """Serves the API on one address. Enter it inside the event loop that uses it; leaving stops it without grace."""
+
+    def __init__(
+        self, *, address: str, turns: Turns, models: Models, readiness: Readiness, body_limit_bytes: int
+    ) -> None:
+        self._address = address
+        self._turns = turns
+        self._models = models
+        self._readiness = readiness
+        self._body_limit_bytes = body_limit_bytes
+        self._routes: dict[str, tuple[str, _Handler]] = {
+            Endpoint.CHAT.value: ("POST", self._turn),
+            Endpoint.COMPLETIONS.value: ("POST", self._turn),
+            "/v1/models": ("GET", self._list_models),
+            "/health": ("GET", self._health),
+            "/ready": ("GET", self._ready),
+        }
+        self._running: set[asyncio.Task[object]] = set()
+        self._api: ApiServer | None = None
+        self._listener: asyncio.Server | None = None
+        self.port = 0
+        """Port that the server listens on; known once entered."""
+
+    async def __aenter__(self) -> Self:
+        """Binds and starts. Raises UnavailableError (ADDRESS_UNAVAILABLE) when the address cannot be bound."""
+        host, _, port = self._address.rpartition(":")
+        self._api = ApiServer(self._handle, body_limit_bytes=self._body_limit_bytes)
+        try:
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._api, host.strip("[]"), int(port), backlog=1024
+            )
+        except OSError as error:
+            raise UnavailableError("ADDRESS_UNAVAILABLE", f"cannot listen on {self._address}: {error}") from error
+        self.port = self._listener.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop(0)
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new connections, waits up to ``grace_s`` seconds for running requests, ends the rest."""
+        if self._listener is None or self._api is None:
+            return
+        self._listener.close()
+        self._api.pre_shutdown()
+        if self._running and grace_s > 0:
+            await asyncio.wait(self._running, timeout=grace_s)
+        await self._api.shutdown(_END_S)
+        self._listener = None
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if isinstance(request.protocol, ApiProtocol):
+            request.protocol.begin_request()
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            return await self._answered(request, _request_id(request))
+        finally:
+            self._running.discard(task)
+
+    async def _answered(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        try:
+            return await self._dispatch(request, request_id)
+        except web.HTTPRequestEntityTooLarge:
+            error = ApiError(413, f"the body is larger than {self._body_limit_bytes} bytes")
+        except ApiError as caught:
+            error = caught
+        return _json(request, error.status, error.body, {**error.headers, "x-request-id": request_id})
+
+    async def _dispatch(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        method, handler = self._routes.get(request.path, ("", None))
+        if handler is None:
+            raise ApiError(404, f"there is no {_printable(request.path)} here")
+        if request.method != method:
+            raise ApiError(405, f"use {method}", code="method_not_allowed", headers={"allow": method})
+        return await handler(request, request_id)
+
+    async def _turn(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        if request.content_type != "application/json" or "content-type" not in request.headers:
+            raise ApiError(415, "the content type must be application/json", code="unsupported_media_type")
+        if (request.content_length or 0) > self._body_limit_bytes:
+            raise web.HTTPRequestEntityTooLarge(self._body_limit_bytes, request.content_length or 0)
+        headers = request.headers
+        turn = TurnRequest(
+            endpoint=Endpoint(request.path),
+            body=await request.read(),
+            session_id=headers.get("x-session-id") or headers.get("x-conversation-id"),
+            authorization=headers.get("authorization"),
+            reuse=headers.get("x-backhaul-reuse", "").lower() != "off",
+            parent=context_from(_trace_headers(headers)),
+        )
+        async with self._turns.run(turn) as answer:
+            if answer.body is not None:
+                return _json(request, answer.status, answer.body, {**answer.headers, "x-request-id": request_id})
+            return await _stream(request, answer, request_id)
+
+    async def _list_models(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        authorization = request.headers.get("authorization")
+        self._turns.authenticate(authorization)
+        document = await self._models.document(self._turns.engine_headers(authorization))
+        return _json(request, 200, document, {"x-request-id": request_id})
+
+    async def _health(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        return _json(request, 200, b'{"status":"alive"}', {"x-request-id": request_id})
+
+    async def _ready(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        problem = self._readiness.problem()
+        document = msgspec.json.encode({"ready": not problem, "reason": problem})
+        return _json(request, 503 if problem else 200, document, {"x-request-id": request_id})
+
+
+async def _stream(request: web.BaseRequest, answer: Answer, request_id: str) -> web.StreamResponse:
+    assert answer.stream is not None
+    response = web.StreamResponse(
+        status=answer.status, headers={**answer.headers, **_STREAM_HEADERS, "x-request-id": request_id}
+    )
+    _begin(request)
+    await response.prepare(request)
+    tail = b""
+    try:
+        async with aclosing(answer.stream.chunks()) as chunks:
+            async for chunk in chunks:
+                tail = chunk
+                await response.write(chunk)
+    except EngineError as error:
+        # A blank line first, in case the stream stopped inside an event.
+        apart = b"" if tail.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
+        await response.write(apart + error.as_api_error("decode").event)
+    await response.write_eof()
+    return response
+
+
+def _json(request: web.BaseRequest, status: int, body: bytes, headers: Mapping[str, str]) -> web.Response:
+    _begin(request)
+    return web.Response(status=status, body=body, headers={"content-type": "application/json", **headers})
+
+
+def _begin(request: web.BaseRequest) -> None:
+    if isinstance(request.protocol, ApiProtocol):
+        request.protocol.begin_answer()
+
+
+def _request_id(request: web.BaseRequest) -> str:
+    """Returns the client's id when it is safe to repeat, else a new one."""
+    given = request.headers.get("x-request-id", "")
+    return given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+
+
+def _printable(path: str) -> str:
+    return path[:100] if path.isascii() and path.isprintable() else "such path"

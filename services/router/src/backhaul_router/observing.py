@@ -1,0 +1,178 @@
+"""Spans, metrics and the log line of each turn. No prompts, completions, keys or client ids in any of them."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+from opentelemetry import metrics, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from backhaul_common.attributes import LOCAL_TOKENS, MISS_REASON, NODE_ID, PROMPT_TOKENS, READ_TOKENS, ROUTE
+from backhaul_common.clock import Clock
+from backhaul_router.core.body import Endpoint
+from backhaul_router.core.errors import ApiError
+from backhaul_router.core.nodes import Node
+from backhaul_router.core.turn import Outcome
+
+_log = structlog.get_logger(__name__)
+_propagator = TraceContextTextMapPropagator()
+
+_OPERATIONS = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "text_completion"}
+
+
+def context_from(carrier: dict[str, str]) -> Context:
+    """Returns the caller's trace context from lower-case headers; a fresh one when it is missing or malformed."""
+    return _propagator.extract(carrier, context=Context())
+
+
+class TurnTrace:
+    """The spans of one turn. They are started and ended by hand: a context must not stay attached across yields."""
+
+    def __init__(self, tracer: trace.Tracer, span: Span, clock: Clock) -> None:
+        self._tracer = tracer
+        self._context = trace.set_span_in_context(span, Context())
+        self._clock = clock
+        self._began = clock.monotonic()
+        self.span = span
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the turn began."""
+        return self._clock.monotonic() - self._began
+
+    @contextmanager
+    def leg(self, name: str, node: Node, outcome: Outcome) -> Iterator[dict[str, str]]:
+        """Spans one leg; yields the trace headers for its engine."""
+        attributes = {NODE_ID: node.node_id, ROUTE: outcome.route.value}
+        span = self._tracer.start_span(name, self._context, SpanKind.CLIENT, attributes)
+        headers: dict[str, str] = {}
+        _propagator.inject(headers, context=trace.set_span_in_context(span, Context()))
+        with _ended(span):
+            yield headers
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[Span]:
+        """Spans a step whose gRPC calls become its children; no yields of generators inside."""
+        span = self._tracer.start_span(name, self._context)
+        with (
+            _ended(span),
+            trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False),
+        ):
+            yield span
+
+
+@contextmanager
+def _ended(span: Span) -> Iterator[None]:
+    try:
+        yield
+    except (asyncio.CancelledError, GeneratorExit):
+        span.set_status(Status(StatusCode.ERROR, "cancelled"))
+        raise
+    except Exception as error:
+        if not isinstance(error, ApiError) or error.status >= 500:
+            span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+        raise
+    finally:
+        span.end()
+
+
+class TurnObserver:
+    """Opens a trace for each turn, and counts and logs what became of it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tracer = trace.get_tracer("backhaul_router")
+        meter = metrics.get_meter("backhaul_router")
+        self._turns = meter.create_counter("backhaul.router.turns", description="Turns by route and result")
+        self._misses = meter.create_counter("backhaul.router.misses", description="Cold turns by reason")
+        self._tokens = meter.create_counter("backhaul.router.prompt_tokens", description="Prompt tokens by source")
+        self._fallbacks = meter.create_counter("backhaul.router.fallbacks", description="Prompts computed by decode")
+        self._bare = meter.create_counter("backhaul.router.missing_handoffs", description="Two legs, no hand-off")
+        self._ttft = meter.create_histogram("backhaul.router.ttft", unit="s", description="Time to first byte by route")
+
+    @contextmanager
+    def turn(self, endpoint: Endpoint, model: str, outcome: Outcome, parent: Context | None) -> Iterator[TurnTrace]:
+        """Observes one turn."""
+        operation = _OPERATIONS[endpoint]
+        attributes = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "vllm", "gen_ai.request.model": model}
+        span = self._tracer.start_span("turn", parent or Context(), SpanKind.SERVER, attributes)
+        turn = TurnTrace(self._tracer, span, self._clock)
+        result = "cancelled"
+        try:
+            with _ended_late(span, outcome):
+                yield turn
+            result = outcome.result
+        except ApiError as error:
+            result = f"error_{error.status}"
+            raise
+        except ConnectionError:
+            result = "client_gone"
+            raise
+        except Exception:
+            result = "failed"
+            raise
+        finally:
+            self._count(outcome, result)
+            with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+                _log_turn(operation, outcome, result)
+
+    def missing_hand_off(self) -> None:
+        """A prefill engine answered without anything for the decode engine."""
+        self._bare.add(1)
+
+    def _count(self, outcome: Outcome, result: str) -> None:
+        route = outcome.route.value
+        self._turns.add(1, {"route": route, "result": result})
+        if outcome.miss:
+            self._misses.add(1, {"reason": outcome.miss})
+        if outcome.fallback:
+            self._fallbacks.add(1)
+        if outcome.ttft_s is not None:
+            self._ttft.record(outcome.ttft_s, {"route": route})
+        for source, count in _sources(outcome).items():
+            self._tokens.add(count, {"source": source})
+
+
+@contextmanager
+def _ended_late(span: Span, outcome: Outcome) -> Iterator[None]:
+    """Puts the outcome on the span before it ends."""
+    with _ended(span):
+        try:
+            yield
+        finally:
+            span.set_attributes(
+                {
+                    ROUTE: outcome.route.value,
+                    PROMPT_TOKENS: outcome.prompt_token_count,
+                    "gen_ai.usage.input_tokens": outcome.prompt_token_count,
+                    LOCAL_TOKENS: outcome.local_token_count,
+                    READ_TOKENS: outcome.read_token_count,
+                }
+            )
+            if outcome.miss:
+                span.set_attribute(MISS_REASON, outcome.miss)
+            if outcome.result == "broken":
+                span.set_status(Status(StatusCode.ERROR, "engine stopped in the middle"))
+
+
+def _sources(outcome: Outcome) -> dict[str, int]:
+    computed = outcome.prompt_token_count - outcome.local_token_count - outcome.read_token_count
+    return {"local": outcome.local_token_count, "read": outcome.read_token_count, "computed": max(0, computed)}
+
+
+def _log_turn(operation: str, outcome: Outcome, result: str) -> None:
+    _log.info(
+        "turn",
+        operation=operation,
+        result=result,
+        route=outcome.route.value,
+        miss=outcome.miss or None,
+        fallback=outcome.fallback,
+        prompt_tokens=outcome.prompt_token_count,
+        local_tokens=outcome.local_token_count,
+        read_tokens=outcome.read_token_count,
+        ttft_ms=None if outcome.ttft_s is None else round(outcome.ttft_s * 1000, 1),
+    )

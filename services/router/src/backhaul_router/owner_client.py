@@ -1,0 +1,126 @@
+"""Claims at the owners of block sets, and their return."""
+
+import asyncio
+from collections.abc import Collection
+from types import TracebackType
+from typing import Self
+
+import grpc
+import structlog
+
+from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
+from backhaul_common.clock import Clock
+from backhaul_common.errors import (
+    AbortedError,
+    BackhaulError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from backhaul_common.grpc_client import open_channel, to_error
+from backhaul_router.core.claims import Claim, Grant
+
+_log = structlog.get_logger(__name__)
+
+MAX_RETURNS = 1_000
+"""Returns under way; beyond that one is dropped, and its claim lapses at the owner."""
+
+_RETURN_TIMEOUT_S = 1.0
+_RETURN_PAUSES_S = (0.1, 0.5, 2.0)
+_EXIT_S = 1.0
+
+_CERTAIN = (NotFoundError, FailedPreconditionError, InvalidArgumentError, AbortedError)
+"""Refusals: the owner has granted nothing."""
+
+
+class OwnerClient:
+    """Talks to agents, over one channel each.
+
+    Enter it inside the event loop that uses it. Leaving it waits a second for returns under way.
+    """
+
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._tasks = asyncio.TaskGroup()
+        self._returns: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._returns:
+            await asyncio.wait(self._returns, timeout=_EXIT_S)
+        for task in self._returns:
+            task.cancel()
+        await self._tasks.__aexit__(None, None, None)
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def claim(self, claim: Claim, *, timeout_s: float) -> Grant:
+        """Claims a block set. Sent once; raises BackhaulError for every other outcome than a grant.
+
+        When the outcome is unknown (no answer in time, connection lost, caller cancelled) the claim is returned.
+        """
+        request = agent_pb2.ClaimBlockSetRequest(
+            request_id=claim.request_id,
+            set_id=claim.set_id,
+            engine_id=claim.engine_id,
+            scope=claim.scope,
+            weights_digest=claim.weights_digest,
+        )
+        try:
+            response = await self._stub(claim.address).ClaimBlockSet(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            refusal = to_error(error)
+            if not isinstance(refusal, _CERTAIN):
+                self.give_back(claim)
+            raise refusal from error
+        except asyncio.CancelledError:
+            self.give_back(claim)
+            raise
+        return Grant(claim, response.kv_transfer_params_json)
+
+    def give_back(self, claim: Claim) -> None:
+        """Returns a claim in the background; what does not get through lapses at the owner's deadline."""
+        if len(self._returns) >= MAX_RETURNS:
+            _log.warning("claim not returned", reason="too many under way")
+            return
+        task = self._tasks.create_task(self._return(claim))
+        self._returns.add(task)
+        task.add_done_callback(self._returns.discard)
+
+    async def forget(self, addresses: Collection[str]) -> None:
+        """Closes the channels to agents that are gone."""
+        for address in [known for known in self._channels if known in addresses]:
+            await self._channels.pop(address).close()
+
+    def known(self) -> frozenset[str]:
+        """Returns the addresses with an open channel."""
+        return frozenset(self._channels)
+
+    async def _return(self, claim: Claim) -> None:
+        request = agent_pb2.ReturnBlockSetRequest(request_id=claim.request_id)
+        for pause in (*_RETURN_PAUSES_S, None):
+            try:
+                await self._stub(claim.address).ReturnBlockSet(request, timeout=_RETURN_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                failure: BackhaulError = to_error(error)
+            except Exception as error:  # noqa: BLE001  # the task border: a claim lapses anyway
+                _log.error("claim return failed unexpectedly", exc_info=error)
+                return
+            else:
+                return
+            if pause is None:
+                _log.info("claim not returned", reason=failure.reason)
+                return
+            await self._clock.sleep(pause)
+
+    def _stub(self, address: str) -> "agent_pb2_grpc.BlockSetServiceAsyncStub":
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = open_channel(address)
+        return agent_pb2_grpc.BlockSetServiceStub(channel)

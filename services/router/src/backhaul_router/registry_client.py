@@ -1,0 +1,153 @@
+"""The router's view of the registry: lookups, and a node table that outlives the registry's absences."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import grpc
+import structlog
+
+from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
+from backhaul_common.clock import Clock
+from backhaul_common.errors import BackhaulError, DeadlineExceededError, UnavailableError
+from backhaul_common.grpc_client import open_channel, to_error
+from backhaul_router.convert import node_from, pointer_from
+from backhaul_router.core.candidates import Pointer
+from backhaul_router.core.nodes import Node, NodeTable
+
+_log = structlog.get_logger(__name__)
+
+SILENCE_S = 25.0
+"""Without a message for this long a watch is dead: the registry promises one every 10 seconds."""
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+
+
+class RegistryClient:
+    """Finds pointers and follows the nodes, at whichever of several replicas answers.
+
+    Enter it inside the event loop that uses it, and run `watch` in a task.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        table: NodeTable,
+        clock: Clock,
+        on_change: Callable[[], None] = lambda: None,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._addresses = tuple(addresses)
+        self._table = table
+        self._clock = clock
+        self._on_change = on_change
+        self._silence_s = silence_s
+        self._channels: list[grpc.aio.Channel] = []
+        self._preferred = 0
+        """Index of the replica that answered last."""
+        self._revision = 0
+        """Last revision seen on the node watch; 0 before the first snapshot."""
+        self._unusable: frozenset[str] = frozenset()
+
+    async def __aenter__(self) -> Self:
+        """Opens a channel to each replica; connects lazily."""
+        self._channels = [open_channel(address) for address in self._addresses]
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+    async def find(self, scope: str, keys: Sequence[str], *, timeout_s: float) -> list[Pointer]:
+        """Returns the pointers under ``keys``, in their order.
+
+        Asks one replica after the other, all within ``timeout_s``. Raises DeadlineExceededError or the last replica's
+        error.
+        """
+        deadline = self._clock.monotonic() + timeout_s
+        request = registry_pb2.FindBlockSetsRequest(scope=scope, keys=keys)
+        failure: BackhaulError = UnavailableError("NO_REGISTRY", "no registry is configured")
+        for _ in self._channels:
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                raise DeadlineExceededError("LOOKUP_TIMEOUT", "the registry did not answer in time")
+            stub = registry_pb2_grpc.IndexServiceStub(self._channels[self._preferred])
+            try:
+                response = await stub.FindBlockSets(request, timeout=left)
+            except grpc.aio.AioRpcError as error:
+                failure = to_error(error)
+                self._prefer_another()
+                if not isinstance(failure, UnavailableError):
+                    break
+            else:
+                return [pointer_from(pointer) for pointer in response.pointers]
+        raise failure
+
+    async def watch(self) -> None:
+        """Keeps the node table up to date until cancelled; after a break it resumes, at another replica if need be.
+
+        While no replica answers the table stays as it is.
+        """
+        pause, index = _FIRST_PAUSE_S, 0
+        while True:
+            seen = self._revision
+            try:
+                await self._follow(self._channels[index])
+            except (BackhaulError, TimeoutError) as error:
+                _log.warning("node watch broken", registry=self._addresses[index], error=str(error) or "silence")
+            except Exception as error:  # noqa: BLE001  # the task border: one bad message must not end the watch
+                self._revision = 0
+                _log.error("node watch failed unexpectedly", exc_info=error)
+            if self._revision != seen:
+                pause = _FIRST_PAUSE_S
+            index = (index + 1) % len(self._channels)
+            await self._clock.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def _follow(self, channel: grpc.aio.Channel) -> None:
+        stub = registry_pb2_grpc.NodeServiceStub(channel)
+        call = stub.WatchNodes(registry_pb2.WatchNodesRequest(start_revision=self._revision))
+        try:
+            while True:
+                async with asyncio.timeout(self._silence_s):
+                    message = await call.read()
+                if not isinstance(message, registry_pb2.WatchNodesResponse):
+                    raise UnavailableError("WATCH_ENDED", "the registry ended the watch")
+                self._apply(message)
+        except grpc.aio.AioRpcError as error:
+            raise to_error(error) from error
+        finally:
+            call.cancel()
+
+    def _apply(self, message: registry_pb2.WatchNodesResponse) -> None:
+        match message.WhichOneof("what"):
+            case "snapshot":
+                self._table.replace(self._usable(message.snapshot.nodes))
+            case "change":
+                nodes = list(message.change.upserts)
+                usable = self._usable(nodes)
+                kept = {node.node_id for node in usable}
+                gone = [*message.change.removals, *(node.node_id for node in nodes if node.node_id not in kept)]
+                self._table.change(usable, gone)
+            case _:
+                self._revision = max(self._revision, message.revision)
+                return
+        self._revision = message.revision
+        self._on_change()
+
+    def _usable(self, messages: Sequence[registry_pb2.Node]) -> list[Node]:
+        nodes = [(message.node_id, node_from(message)) for message in messages]
+        odd = frozenset(node_id for node_id, node in nodes if node is None)
+        for node_id in odd - self._unusable:
+            _log.warning("node record not usable", node_id=node_id)
+        self._unusable |= odd
+        return [node for _, node in nodes if node is not None]
+
+    def _prefer_another(self) -> None:
+        self._preferred = (self._preferred + 1) % len(self._channels)
