@@ -2,8 +2,8 @@
 
 A sample says that the engine's clock showed a value at some moment between the sending of a ping and the receipt of
 its answer. Each sample so gives an interval for the offset between the two clocks; intervals are intersected, and widen
-with time by the drift. Whoever asks gets the earliest or the latest reading that the engine can have now, and takes the safe
-side. A sample that contradicts the bounds means that the engine's clock jumped: nothing known before holds any more.
+with time by the drift. Whoever asks gets the earliest or the latest reading that the engine can have now, and takes the
+safe side. A sample that contradicts the bounds means that the engine's clock jumped: nothing known before holds now.
 """
 
 import math

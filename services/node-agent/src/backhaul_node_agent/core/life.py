@@ -80,7 +80,7 @@ class Instant:
     earliest: float = -math.inf
     latest: float = math.inf
     owner: bool = True
-    """Whether this agent is certain to be the engine's owner: another one may have granted what this one would release."""
+    """Whether this agent is certain to be the engine's owner; another one may have granted the set."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,12 @@ class Owner:
         """Sets known, in whatever state."""
         return sum(len(engine.lives) for engine in self._engines.values())
 
+    @property
+    def removing(self) -> bool:
+        """Whether sets that the engine can be told of are still to be freed."""
+        lives = (life for engine in self._engines.values() if engine.connected for life in engine.lives.values())
+        return any(life.state is State.RELEASING for life in lives)
+
     def engines(self) -> list[EngineFacts]:
         """Returns the engines that are known, by rank."""
         return sorted((engine.facts for engine in self._engines.values()), key=lambda facts: facts.rank)

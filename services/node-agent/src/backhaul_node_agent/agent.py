@@ -1,0 +1,179 @@
+"""The agent's centre: passes events to the owner and carries out, in order, what the owner wants done."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from backhaul_common.clock import Clock
+from backhaul_common.errors import (
+    AbortedError,
+    BackhaulError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from backhaul_connector import wire
+from backhaul_node_agent.core import events as ev
+from backhaul_node_agent.core.block_set import BlockSet
+from backhaul_node_agent.core.owner import ClaimRequest, Grant, HeldSet, Owner, Refusal, ReleaseOutcome
+
+_log = structlog.get_logger(__name__)
+
+FLUSH_S = 0.02
+"""How long a claim waits until the connector's socket has taken the notice of it."""
+
+_ERRORS: dict[str, type[BackhaulError]] = {
+    "SET_UNKNOWN": NotFoundError,
+    "CLAIM_RETURNED": AbortedError,
+    "REQUEST_ID_REUSED": InvalidArgumentError,
+}
+
+
+class Connectors(Protocol):
+    """Connections to the engines' connectors."""
+
+    def tell(self, engine_id: str, message: wire.Claimed | wire.Returned) -> None: ...
+
+    async def flushed(self, engine_id: str, timeout_s: float) -> bool: ...
+
+
+class Index(Protocol):
+    """Pointers in the registry."""
+
+    def open(self, engine_id: str) -> None: ...
+
+    def publish(self, engine_id: str, block_set: BlockSet) -> None: ...
+
+    def unpublish(self, engine_id: str, block_set: BlockSet) -> None: ...
+
+    def forget(self, engine_id: str) -> None: ...
+
+
+class Notifier(Protocol):
+    """NIXL notifications to the engines."""
+
+    @property
+    def available(self) -> bool: ...
+
+    def send(self, effect: ev.SendRelease | ev.SendRenewal) -> None: ...
+
+    def forget(self, engine_id: str) -> None: ...
+
+
+class Agent:
+    """Everything that changes the owner goes through here; nothing here waits but a claim."""
+
+    def __init__(
+        self,
+        *,
+        owner: Owner,
+        clock: Clock,
+        connectors: Connectors,
+        index: Index,
+        notifier: Notifier,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`on_change` is called when what the directory should say may have changed."""
+        self._owner = owner
+        self._clock = clock
+        self._connectors = connectors
+        self._index = index
+        self._notifier = notifier
+        self._on_change = on_change
+
+    def hear(self, event: ev.Event) -> None:
+        """Takes in what happened."""
+        self._perform(self._owner.handle(event, self._clock.monotonic()))
+        match event:
+            case ev.EngineConnected():
+                self._index.open(event.facts.engine_id)
+                self._on_change()
+            case ev.ConnectorLost() | ev.ReplayFinished() | ev.WeightsKnown() | ev.EngineGone() | ev.DrainAsked():
+                self._on_change()
+            case ev.LeaseLost():
+                _log.warning("lease lost: nothing is granted until the node has joined again")
+            case _:
+                pass
+
+    async def claim(self, request: ClaimRequest) -> Grant:
+        """Grants a set to a router.
+
+        Raises BackhaulError with the reasons of `ClaimBlockSet`. Cancellation takes the grant back.
+        """
+        outcome, effects = self._owner.claim(request, self._clock.monotonic())
+        self._perform(effects)
+        if isinstance(outcome, Refusal):
+            raise _error(outcome)
+        answered = False
+        try:
+            # A successor of this agent must learn of the grant from the connector, or it may grant the set again.
+            if not await self._connectors.flushed(request.engine_id, FLUSH_S):
+                raise _error(Refusal("CONNECTOR_AWAY", "the engine's connector could not be told of the claim"))
+            refusal = self._owner.confirm(request, self._clock.monotonic())
+            if refusal is not None:
+                raise _error(refusal)
+            answered = True
+        finally:
+            if not answered:
+                self._perform(self._owner.abandon(request.request_id, self._clock.monotonic()))
+        return outcome
+
+    def give_back(self, request_id: str) -> None:
+        """Takes a claim back that its router did not use."""
+        self._perform(self._owner.give_back(request_id, self._clock.monotonic()))
+
+    def release(self, set_ids: Sequence[str]) -> ReleaseOutcome:
+        """Releases sets. Raises FailedPreconditionError (NIXL_MISSING)."""
+        self._need_nixl()
+        outcome, effects = self._owner.release(set_ids, self._clock.monotonic())
+        self._perform(effects)
+        return outcome
+
+    def renew(self, set_ids: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Asks the engines for more time; returns the ids asked for and those unknown.
+
+        Raises FailedPreconditionError (NIXL_MISSING).
+        """
+        self._need_nixl()
+        renewed, unknown, effects = self._owner.renew(set_ids)
+        self._perform(effects)
+        return renewed, unknown
+
+    def drain(self) -> int:
+        """Drains the node; returns how many sets are left."""
+        self.hear(ev.DrainAsked())
+        return self._owner.set_count
+
+    def sets(self) -> list[HeldSet]:
+        """Returns all sets, by set_id."""
+        return sorted(
+            self._owner.sets(self._clock.monotonic()), key=lambda held: (held.name.set_id, held.name.engine_id)
+        )
+
+    def _need_nixl(self) -> None:
+        if not self._notifier.available:
+            raise FailedPreconditionError(
+                "NIXL_MISSING", "this agent runs without nixl and cannot tell engines anything"
+            )
+
+    def _perform(self, effects: Sequence[ev.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ev.Publish():
+                    self._index.publish(effect.engine_id, effect.block_set)
+                case ev.Unpublish():
+                    self._index.unpublish(effect.engine_id, effect.block_set)
+                case ev.ForgetEngine():
+                    self._index.forget(effect.engine_id)
+                    self._notifier.forget(effect.engine_id)
+                case ev.TellClaimed():
+                    self._connectors.tell(effect.engine_id, wire.Claimed(set_id=effect.set_id))
+                case ev.TellReturned():
+                    self._connectors.tell(effect.engine_id, wire.Returned(set_id=effect.set_id))
+                case ev.SendRelease() | ev.SendRenewal():
+                    self._notifier.send(effect)
+
+
+def _error(refusal: Refusal) -> BackhaulError:
+    return _ERRORS.get(refusal.reason, FailedPreconditionError)(refusal.reason, refusal.message)

@@ -1,0 +1,186 @@
+"""Wires the node agent and runs it from start to drain."""
+
+import asyncio
+import contextlib
+import secrets
+
+import structlog
+import zmq.asyncio
+
+from backhaul.agent.v1 import agent_pb2_grpc
+from backhaul_common.clock import Clock, SystemClock
+from backhaul_common.grpc_server import GrpcServer
+from backhaul_node_agent import convert
+from backhaul_node_agent.agent import Agent
+from backhaul_node_agent.config import Config, split_address
+from backhaul_node_agent.connector_server import ConnectorServer
+from backhaul_node_agent.core import events as ev
+from backhaul_node_agent.core.block_set import EngineFacts
+from backhaul_node_agent.core.life import Limits
+from backhaul_node_agent.core.node import Readiness, ServerFacts, SideChannelFacts, node_record, side_channel_problem
+from backhaul_node_agent.core.owner import Owner
+from backhaul_node_agent.engine_probe import EngineProbe, SideChannel
+from backhaul_node_agent.nixl_notifier import EngineAddress, NixlNotifier, open_nixl
+from backhaul_node_agent.registry_client import NodeSession, Publishers, Registries
+from backhaul_node_agent.service import SERVICE_NAME, BlockSetServicer
+
+_log = structlog.get_logger(__name__)
+
+_TICK_S = 0.2
+_GRACE_S = 1.0
+
+
+class App:
+    """One node agent. `run` owns every task and resource."""
+
+    def __init__(self, config: Config, *, clock: Clock | None = None) -> None:
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._session = secrets.token_hex(16)
+        self._advertised_host, _ = split_address(config.advertised)
+        self._side_host, _ = split_address(config.side_channel)
+        self._server_facts = ServerFacts()
+        self._side_channels: dict[int, SideChannelFacts] = {}
+        self._owner = Owner(
+            session=self._session, limits=Limits(claim_ttl_s=config.claim_ttl_s, margin_s=config.margin_s)
+        )
+        self._warned: set[str] = set()
+        self._ready: Readiness | None = None
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Runs until `stopping` is set, then drains. Raises BackhaulError when it cannot start."""
+        config = self._config
+        async with contextlib.AsyncExitStack() as stack:
+            # zmq's term would wait for ever for a socket that was left open.
+            context = zmq.asyncio.Context()
+            stack.callback(context.destroy, linger=0)
+            registries = await stack.enter_async_context(Registries(config.registry))
+            channel = SideChannel(context)
+            self._connectors = ConnectorServer(path=config.socket_path, session=self._session, clock=self._clock)
+            self._node_session = NodeSession(
+                registries=registries,
+                ttl_s=config.lease_ttl_s,
+                margin_s=config.lease_margin_s,
+                clock=self._clock,
+                on_taken=self._connectors.drop_connections,
+            )
+            self._publishers = Publishers(
+                registries=registries, node_id=config.node, clock=self._clock, joined=self._node_session.joined
+            )
+            self._notifier = NixlNotifier(
+                ask=channel.ask,
+                address_of=self._address_of,
+                open_agent=lambda: open_nixl(f"backhaul-{self._session[:12]}"),
+            )
+            self._agent = Agent(
+                owner=self._owner,
+                clock=self._clock,
+                connectors=self._connectors,
+                index=self._publishers,
+                notifier=self._notifier,
+                on_change=self._refresh,
+            )
+            probe = EngineProbe(
+                engine_url=config.engine_url,
+                side_channel=split_address(config.side_channel),
+                channel=channel,
+                clock=self._clock,
+                ranks=lambda: [facts.rank for facts in self._owner.engines()],
+            )
+            grpc_server = GrpcServer(address=config.listen, service_names=[SERVICE_NAME])
+            agent_pb2_grpc.add_BlockSetServiceServicer_to_server(BlockSetServicer(self._agent), grpc_server.server)
+            await stack.enter_async_context(grpc_server)
+            _log.info("listening", address=config.listen, node=config.node, session=self._session, role=config.role)
+            await self._run_tasks(grpc_server, probe, stopping)
+
+    async def _run_tasks(self, grpc_server: GrpcServer, probe: EngineProbe, stopping: asyncio.Event) -> None:
+        hear = self._agent.hear
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._connectors.run(hear)),
+                group.create_task(self._publishers.run(hear)),
+                group.create_task(self._notifier.run()),
+                group.create_task(self._node_session.run(hear)),
+                group.create_task(probe.run(self._on_server, self._on_engine)),
+                group.create_task(self._tick()),
+            ]
+            await grpc_server.set_serving(True)
+            self._refresh()
+            await stopping.wait()
+            await self._wind_down(grpc_server)
+            for task in tasks:
+                task.cancel()
+
+    async def _wind_down(self, grpc_server: GrpcServer) -> None:
+        """Stops granting, tells the directory, releases what is held, leaves. Every step has its limit."""
+        self._agent.drain()
+        _log.info("draining", sets=self._owner.set_count)
+        await grpc_server.set_serving(False)
+        end = self._clock.monotonic() + self._config.drain_s
+        # What is claimed stays: its reader may be at work, and the next agent will wait for it.
+        while self._owner.removing and self._clock.monotonic() < end:
+            self._agent.hear(ev.TimePassed())
+            await self._clock.sleep(0.02)
+        await self._node_session.leave()
+        await grpc_server.stop(_GRACE_S)
+
+    async def _tick(self) -> None:
+        while True:
+            self._agent.hear(ev.TimePassed())
+            self._refresh()
+            await self._clock.sleep(_TICK_S)
+
+    def _on_server(self, facts: ServerFacts) -> None:
+        self._server_facts = facts
+        self._refresh()
+
+    def _on_engine(self, rank: int, facts: SideChannelFacts) -> None:
+        self._side_channels[rank] = facts
+        for known in self._owner.engines():
+            replaced = known.rank == rank and known.engine_id != facts.engine_id
+            # An answer may be older than the connector's hello.
+            if replaced and not self._owner.connected(known.engine_id):
+                _log.info("engine restarted", rank=rank, old=known.engine_id, new=facts.engine_id)
+                self._agent.hear(ev.EngineGone(known.engine_id))
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Gives the directory the node's record as it is now."""
+        engines = self._owner.engines()
+        record = node_record(
+            server=self._server_facts,
+            engines=engines,
+            side_channels=self._side_channels,
+            connected=[facts.engine_id for facts in engines if self._owner.connected(facts.engine_id)],
+            advertised_host=self._advertised_host,
+            purging=self._publishers.purging,
+            draining=self._owner.draining,
+        )
+        if record.readiness is not self._ready:
+            _log.info("node readiness changed", readiness=record.readiness.name, reason=record.reason)
+            self._ready = record.readiness
+        for facts in engines:
+            self._warn_unreachable(facts)
+        self._node_session.update(
+            convert.node(
+                record,
+                node_id=self._config.node,
+                session=self._session,
+                role=self._config.role,
+                agent_address=self._config.advertised,
+                engine_url=self._config.engine_url,
+            )
+        )
+
+    def _warn_unreachable(self, facts: EngineFacts) -> None:
+        problem = side_channel_problem(facts.side_channel_host, self._advertised_host)
+        if problem and facts.engine_id not in self._warned:
+            _log.warning("side channel not reachable from elsewhere", engine=facts.engine_id, problem=problem)
+            self._warned.add(facts.engine_id)
+
+    def _address_of(self, engine_id: str) -> EngineAddress | None:
+        # The engine's own host name is how its peers reach it; beside it, the configured one does.
+        for facts in self._owner.engines():
+            if facts.engine_id == engine_id:
+                return EngineAddress(self._side_host, facts.side_channel_port, facts.tp_size)
+        return None

@@ -1,0 +1,117 @@
+"""Settings of the node agent."""
+
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from backhaul_common.config import ServiceConfig, Texts
+
+_HOST_PORT = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[^\[\]:/\s]+):([0-9]{1,5})$")
+_NODE_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
+
+
+class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
+    """Settings; see each field. Durations are in seconds, addresses are host:port with IPv6 in brackets."""
+
+    engine_url: str = "http://127.0.0.1:8200"
+    """Base URL of the vLLM server beside this agent."""
+    side_channel: str = "127.0.0.1:5601"
+    """NIXL side channel of the server's first engine, as this agent reaches it; rank n listens n ports higher."""
+    role: Literal["prefill", "decode"] = "decode"
+    """What the server does."""
+    registry: Texts = ("127.0.0.1:7100",)
+    """Registry addresses; the agent moves to the next one when one fails."""
+    listen: str = "127.0.0.1:7201"
+    """Address of this agent's gRPC server."""
+    advertise: str = ""
+    """Address under which routers reach this agent; empty: the same as listen."""
+    node_id: str = ""
+    """Stable name of the node; empty: the advertised address."""
+    connector_socket: str = ""
+    """Unix socket on which the engine's connector finds this agent; empty: <node-id>.sock in /run/backhaul, or in
+    $XDG_RUNTIME_DIR/backhaul where /run cannot be written."""
+    lease_ttl_s: float = Field(10.0, ge=2.0, le=60.0)
+    """How long the node stays in the directory when this agent vanishes."""
+    lease_margin_s: float = Field(0.5, ge=0.05)
+    """How much earlier than the lease the agent stops granting; less than a third of it."""
+    claim_ttl_s: float = Field(30.0, ge=7.0, le=120.0)
+    """How long a prefill engine has for its read. Before it is lowered, let one old value pass between the end of the
+    old agent and the start of the new one: the new one waits only for claims of its own length."""
+    margin_s: float = Field(2.0, ge=0.5, le=30.0)
+    """What is kept between a claim's deadline and the engine's, and between a lapse and what follows it."""
+    drain_s: float = Field(2.0, ge=0.0, le=60.0)
+    """How long the agent releases what it holds when it is asked to end."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged."""
+
+    @field_validator("side_channel", "listen")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        split_address(value)
+        return value
+
+    @field_validator("registry")
+    @classmethod
+    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("at least one address is needed")
+        for address in value:
+            split_address(address)
+        return value
+
+    @field_validator("engine_url")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        if not re.match(r"^https?://[^/\s]+/?$", value):
+            raise ValueError("must be a URL without a path, such as http://127.0.0.1:8200")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        split_address(self.advertised)
+        if not _NODE_ID.match(self.node):
+            raise ValueError("node_id must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -")
+        if self.lease_margin_s > self.lease_ttl_s / 3:
+            raise ValueError("lease_margin_s must be at most a third of lease_ttl_s")
+        return self
+
+    @property
+    def advertised(self) -> str:
+        """Address under which routers reach this agent."""
+        return self.advertise or self.listen
+
+    @property
+    def node(self) -> str:
+        """Name of the node."""
+        return self.node_id or self.advertised.replace("[", "").replace("]", "")
+
+    @property
+    def socket_path(self) -> Path:
+        """Path of the connector's socket."""
+        return Path(self.connector_socket) if self.connector_socket else _runtime_folder() / f"{self.node}.sock"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits host:port; the host comes without brackets.
+
+    Raises ValueError for anything else.
+    """
+    match = _HOST_PORT.match(address)
+    if match is None or not 0 <= int(match[2]) <= 65535:
+        raise ValueError(f"must be host:port, IPv6 in brackets: {address!r}")
+    return match[1].strip("[]"), int(match[2])
+
+
+def join_address(host: str, port: int) -> str:
+    """Returns host:port, IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _runtime_folder() -> Path:
+    home = os.environ.get("XDG_RUNTIME_DIR")
+    if os.access("/run", os.W_OK) or not home:
+        return Path("/run/backhaul")
+    return Path(home) / "backhaul"

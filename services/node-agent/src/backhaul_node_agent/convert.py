@@ -1,0 +1,197 @@
+"""Between the connector's messages, the protos, and the core's values."""
+
+import msgspec
+from google.protobuf.duration_pb2 import Duration
+
+from backhaul.agent.v1 import agent_pb2
+from backhaul.registry.v1 import registry_pb2
+from backhaul_connector import wire
+from backhaul_node_agent.core.block_set import BlockSet, EngineFacts
+from backhaul_node_agent.core.life import State
+from backhaul_node_agent.core.node import EngineRecord, NodeRecord, Readiness
+from backhaul_node_agent.core.owner import ClaimRequest, Grant, HeldSet
+
+MAX_KEYS = 16
+"""Lookup keys under which one set is published at most."""
+_DIGEST_SIZE = 16
+_MAX_SET_ID_BYTES = 256
+
+_READINESS = {
+    Readiness.NOT_READY: registry_pb2.NODE_STATE_NOT_READY,
+    Readiness.READY: registry_pb2.NODE_STATE_READY,
+    Readiness.DRAINING: registry_pb2.NODE_STATE_DRAINING,
+}
+_STATES = {
+    State.FENCED: agent_pb2.BLOCK_SET_STATE_FENCED,
+    State.HELD: agent_pb2.BLOCK_SET_STATE_HELD,
+    State.CLAIMED: agent_pb2.BLOCK_SET_STATE_CLAIMED,
+    State.RELEASING: agent_pb2.BLOCK_SET_STATE_RELEASING,
+}
+ROLES = {"prefill": registry_pb2.ROLE_PREFILL, "decode": registry_pb2.ROLE_DECODE}
+
+
+def duration(seconds: float) -> Duration:
+    """Returns a Duration; negative times become 0."""
+    whole = Duration()
+    whole.FromNanoseconds(int(max(0.0, seconds) * 1e9))
+    return whole
+
+
+def seconds(value: Duration) -> float:
+    """Returns the seconds of a Duration."""
+    return value.seconds + value.nanos / 1e9
+
+
+def engine_facts(hello: wire.Hello) -> EngineFacts:
+    """Takes over what a connector says of its engine."""
+    return EngineFacts(
+        engine_id=hello.engine_id,
+        rank=hello.rank,
+        connector_version=hello.connector_version,
+        vllm_version=hello.vllm_version,
+        weights_digest=hello.weights_digest,
+        block_size=hello.block_size,
+        block_count=hello.block_count,
+        tp_size=hello.tp_size,
+        ttl_s=hello.ttl_s,
+        side_channel_host=hello.side_channel_host,
+        side_channel_port=hello.side_channel_port,
+        problem=hello.problem,
+    )
+
+
+def block_set(report: wire.BlockSetReport) -> BlockSet:
+    """Takes over a reported set.
+
+    Raises ValueError for one that cannot be managed or published.
+    """
+    _check_set_id(report.set_id)
+    if len(report.identity) != _DIGEST_SIZE or len(report.anchors) < _DIGEST_SIZE:
+        raise ValueError("identity or anchors of a wrong size")
+    if report.token_count <= 0 or report.stride <= 0 or report.spacing <= 0:
+        raise ValueError("counts must be positive")
+    return BlockSet(
+        set_id=report.set_id,
+        scope=report.scope,
+        keys=tuple(dict.fromkeys(report.keys))[:MAX_KEYS],
+        params=report.params,
+        token_count=report.token_count,
+        block_count=report.block_count,
+        identity=report.identity,
+        stride=report.stride,
+        spacing=report.spacing,
+        anchors=report.anchors,
+    )
+
+
+def _check_set_id(set_id: str) -> None:
+    # NIXL notifications are "HB:<id>,<id>" and "<id>:<count>" (nixl/pull_worker.py, `_get_new_notifs`): such an id
+    # would be read as another request's.
+    if not set_id or len(set_id.encode()) > _MAX_SET_ID_BYTES or "," in set_id or set_id.startswith("HB:"):
+        raise ValueError("a set_id that no notification can carry")
+
+
+def pointers(held: BlockSet, *, node_id: str, engine_id: str) -> list[registry_pb2.BlockSetPointer]:
+    """Returns the pointers of a set, one per lookup key."""
+    return [
+        registry_pb2.BlockSetPointer(
+            scope=held.scope,
+            key=key,
+            set_id=held.set_id,
+            engine_id=engine_id,
+            node_id=node_id,
+            token_count=held.token_count,
+            digest=held.anchors[-_DIGEST_SIZE:],
+            stride=held.stride,
+            identity=held.identity,
+        )
+        for key in held.keys
+    ]
+
+
+def claim_request(request: agent_pb2.ClaimBlockSetRequest) -> ClaimRequest:
+    """Takes over a claim."""
+    return ClaimRequest(
+        request_id=request.request_id,
+        set_id=request.set_id,
+        engine_id=request.engine_id,
+        scope=request.scope,
+        weights_digest=request.weights_digest,
+    )
+
+
+def claim_response(grant: Grant) -> agent_pb2.ClaimBlockSetResponse:
+    """Answers a claim."""
+    return agent_pb2.ClaimBlockSetResponse(
+        kv_transfer_params_json=handle(grant).decode(),
+        token_count=grant.block_set.token_count,
+        ttl=duration(grant.ttl_s),
+    )
+
+
+def handle(grant: Grant) -> bytes:
+    """Returns kv_transfer_params of the warm prefill leg as JSON."""
+    held = grant.block_set
+    proof = wire.HandleProof(
+        scope=held.scope,
+        identity=held.identity.hex(),
+        stride=held.stride,
+        spacing=held.spacing,
+        token_count=held.token_count,
+        anchors=held.anchors.hex(),
+    )
+    params = {
+        **held.params,
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_blocks_expiry_time": grant.deadline,
+        wire.PARAMS_KEY: proof,
+    }
+    return msgspec.json.encode(params)
+
+
+def listed(held: HeldSet) -> agent_pb2.BlockSet:
+    """Shows a set in a listing."""
+    return agent_pb2.BlockSet(
+        set_id=held.name.set_id,
+        engine_id=held.name.engine_id,
+        state=_STATES[held.state],
+        token_count=held.block_set.token_count,
+        block_count=held.block_set.block_count,
+        remaining_ttl=duration(held.remaining_s),
+        scope=held.block_set.scope,
+        keys=held.block_set.keys,
+    )
+
+
+def node(
+    record: NodeRecord, *, node_id: str, session: str, role: str, agent_address: str, engine_url: str
+) -> registry_pb2.Node:
+    """Returns the node's record for the directory."""
+    return registry_pb2.Node(
+        node_id=node_id,
+        session=session,
+        role=ROLES[role],
+        agent_address=agent_address,
+        engine_url=engine_url,
+        models=record.models,
+        engines=[_engine(engine) for engine in record.engines],
+        state=_READINESS[record.readiness],
+        state_reason=record.reason,
+    )
+
+
+def _engine(record: EngineRecord) -> registry_pb2.Engine:
+    return registry_pb2.Engine(
+        engine_id=record.engine_id,
+        rank=record.rank,
+        compatibility_hash=record.compatibility_hash,
+        weights_digest=record.weights_digest,
+        block_size=record.block_size,
+        block_count=record.block_count,
+        retention_ttl=duration(record.retention_ttl_s),
+        connector_version=record.connector_version,
+        reuse=not record.reuse_problem,
+        reuse_problem=record.reuse_problem,
+        vllm_version=record.vllm_version,
+    )

@@ -1,0 +1,175 @@
+"""What the node directory says of this node: computed from what the server, the side channel and the connector say."""
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from backhaul_node_agent.core.block_set import EngineFacts
+
+NO_CONNECTOR = (
+    "the engine runs without Backhaul's connector: start vLLM with the flags that the README gives for engines "
+    "(kv_connector_module_path in --kv-transfer-config) and with BACKHAUL_AGENT_SOCKET set to this agent's socket"
+)
+"""Shown for an engine that the side channel knows and no connector speaks for."""
+
+
+class Readiness(Enum):
+    """Whether the node may be given work."""
+
+    NOT_READY = auto()
+    READY = auto()
+    DRAINING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What the vLLM server says over HTTP."""
+
+    healthy: bool = False
+    models: tuple[str, ...] = ()
+    """Names it serves; kept while it is not healthy."""
+    version: str = ""
+    problem: str = "the server has not been asked yet"
+    """Why it is not healthy."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideChannelFacts:
+    """What an engine says over NIXL's side channel."""
+
+    engine_id: str
+    compatibility_hash: str
+    block_size: int
+    block_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRecord:
+    """One engine in the directory."""
+
+    engine_id: str
+    rank: int
+    compatibility_hash: str
+    weights_digest: str
+    block_size: int
+    block_count: int
+    retention_ttl_s: float
+    connector_version: str
+    vllm_version: str
+    reuse_problem: str
+    """Empty: turns on this engine can reuse blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """The node in the directory."""
+
+    models: tuple[str, ...]
+    engines: tuple[EngineRecord, ...]
+    readiness: Readiness
+    reason: str
+
+
+def node_record(
+    *,
+    server: ServerFacts,
+    engines: Iterable[EngineFacts],
+    side_channels: Mapping[int, SideChannelFacts],
+    connected: Iterable[str],
+    advertised_host: str,
+    purging: bool,
+    draining: bool,
+) -> NodeRecord:
+    """Puts the node's record together.
+
+    `side_channels` is by rank, `connected` names the engines whose connector is connected; `purging` while pointers of
+    an incarnation that is gone are still being removed.
+    """
+    known = {facts.rank: facts for facts in engines}
+    there = frozenset(connected)
+    records = tuple(
+        _engine_record(rank, known.get(rank), side_channels.get(rank), server, there, advertised_host)
+        for rank in sorted(known.keys() | side_channels.keys())
+    )
+    readiness, reason = _readiness(server, purging=purging, draining=draining)
+    return NodeRecord(server.models, records, readiness, reason)
+
+
+def _engine_record(
+    rank: int,
+    facts: EngineFacts | None,
+    side: SideChannelFacts | None,
+    server: ServerFacts,
+    connected: frozenset[str],
+    advertised_host: str,
+) -> EngineRecord:
+    if facts is None:
+        assert side is not None
+        return EngineRecord(
+            engine_id=side.engine_id,
+            rank=rank,
+            compatibility_hash=side.compatibility_hash,
+            weights_digest="",
+            block_size=side.block_size,
+            block_count=side.block_count,
+            retention_ttl_s=0.0,
+            connector_version="",
+            vllm_version=server.version,
+            reuse_problem=NO_CONNECTOR,
+        )
+    same = side if side is not None and side.engine_id == facts.engine_id else None
+    return EngineRecord(
+        engine_id=facts.engine_id,
+        rank=rank,
+        compatibility_hash=same.compatibility_hash if same else "",
+        weights_digest=facts.weights_digest,
+        block_size=facts.block_size,
+        block_count=facts.block_count or (same.block_count if same else 0),
+        retention_ttl_s=facts.ttl_s,
+        connector_version=facts.connector_version,
+        vllm_version=facts.vllm_version,
+        reuse_problem=_reuse_problem(facts, connected, advertised_host),
+    )
+
+
+def _reuse_problem(facts: EngineFacts, connected: frozenset[str], advertised_host: str) -> str:
+    if facts.problem:
+        return facts.problem
+    if not facts.weights_digest:
+        return "the weights digest is not known yet"
+    if facts.engine_id not in connected:
+        return "the engine's connector is not connected"
+    return side_channel_problem(facts.side_channel_host, advertised_host)
+
+
+def side_channel_problem(side_channel_host: str, advertised_host: str) -> str:
+    """Returns why other machines cannot reach an engine's side channel; empty when they can."""
+    if not _local(side_channel_host) or _local(advertised_host):
+        return ""
+    return (
+        f"the engine tells its peers to reach it at {side_channel_host!r}, which no other machine can: "
+        "set VLLM_NIXL_SIDE_CHANNEL_HOST to an address of this machine"
+    )
+
+
+def _local(host: str) -> bool:
+    if host in ("", "localhost", "*"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def _readiness(server: ServerFacts, *, purging: bool, draining: bool) -> tuple[Readiness, str]:
+    if draining:
+        return Readiness.DRAINING, "the node is being drained"
+    if not server.healthy:
+        return Readiness.NOT_READY, server.problem
+    if not server.models:
+        return Readiness.NOT_READY, "the server has not named its models yet"
+    if purging:
+        return Readiness.NOT_READY, "pointers of the engine's previous incarnation are being removed"
+    return Readiness.READY, ""

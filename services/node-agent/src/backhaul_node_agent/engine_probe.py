@@ -1,0 +1,178 @@
+"""What the vLLM server says of itself: health, models and version over HTTP, its engines over NIXL's side channel.
+
+Asks for ever, so that whatever changes is noticed: an adapter loaded later, an engine that restarted within a blink. A
+server that does not answer is not ready; only another engine id means that the engine before it is gone.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import aiohttp
+import msgspec
+import structlog
+import zmq
+import zmq.asyncio
+
+from backhaul_common.clock import Clock
+from backhaul_node_agent.config import join_address
+from backhaul_node_agent.core.node import ServerFacts, SideChannelFacts
+
+_log = structlog.get_logger(__name__)
+
+_HTTP_S = 2.0
+_SIDE_CHANNEL_S = 2.0
+_HEALTH_EVERY_S = 1.0
+_MODELS_EVERY_S = 5.0
+_SIDE_CHANNEL_EVERY_S = 5.0
+_MAX_MODELS = 1_000
+_MAX_BODY_BYTES = 4 * 1024 * 1024
+
+
+class SideChannelError(Exception):
+    """The side channel did not answer, or not as expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeReply:
+    """What one rank of an engine answers to NIXL's handshake."""
+
+    facts: SideChannelFacts
+    agent_metadata: bytes
+    """For `nixl_agent.add_remote_agent`."""
+
+
+# The parts that are read of vLLM's messages (nixl/metadata.py, `NixlHandshakePayload` and `NixlAgentMetadata`).
+class _Payload(msgspec.Struct):
+    compatibility_hash: str
+    agent_metadata_bytes: bytes
+
+
+class _Metadata(msgspec.Struct):
+    engine_id: str
+    agent_metadata: bytes
+    num_blocks: int
+    block_size: int
+
+
+class SideChannel:
+    """Speaks NIXL's handshake (nixl/base_scheduler.py, `_nixl_handshake_listener`)."""
+
+    def __init__(self, context: zmq.asyncio.Context) -> None:
+        self._context = context
+
+    async def ask(self, host: str, port: int, tp_rank: int = 0) -> HandshakeReply:
+        """Asks one rank.
+
+        Raises SideChannelError when there is no proper answer within 2 s.
+        """
+        with self._context.socket(zmq.REQ) as socket:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.IPV6, 1)
+            try:
+                socket.connect(f"tcp://{join_address(host, port)}")
+                async with asyncio.timeout(_SIDE_CHANNEL_S):
+                    await socket.send(msgspec.msgpack.encode((b"get_meta_msg", 0, tp_rank)))
+                    parts = await socket.recv_multipart()
+                return _reply(parts)
+            except TimeoutError:
+                raise SideChannelError("no answer") from None
+            except (zmq.ZMQError, msgspec.DecodeError, IndexError) as error:
+                raise SideChannelError(str(error)) from error
+
+
+def _reply(parts: list[bytes]) -> HandshakeReply:
+    payload = msgspec.msgpack.decode(parts[0], type=_Payload)
+    metadata = msgspec.msgpack.decode(payload.agent_metadata_bytes, type=_Metadata)
+    facts = SideChannelFacts(metadata.engine_id, payload.compatibility_hash, metadata.block_size, metadata.num_blocks)
+    return HandshakeReply(facts, metadata.agent_metadata)
+
+
+class EngineProbe:
+    """Asks the server and its side channel, and reports what changed."""
+
+    def __init__(
+        self,
+        *,
+        engine_url: str,
+        side_channel: tuple[str, int],
+        channel: SideChannel,
+        clock: Clock,
+        ranks: Callable[[], Iterable[int]],
+    ) -> None:
+        """`side_channel` is that of rank 0; `ranks` names the data-parallel ranks that are known."""
+        self._url = engine_url
+        self._host, self._port = side_channel
+        self._channel = channel
+        self._clock = clock
+        self._ranks = ranks
+
+    async def run(
+        self, on_server: Callable[[ServerFacts], None], on_engine: Callable[[int, SideChannelFacts], None]
+    ) -> None:
+        """Asks until cancelled. `on_engine` gets the rank and what its engine answered."""
+        timeout = aiohttp.ClientTimeout(total=_HTTP_S)
+        # `trust_env` stays off: the server is beside this agent, no proxy is on the way.
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as http, asyncio.TaskGroup() as group:
+            group.create_task(self._watch_server(http, on_server))
+            group.create_task(self._watch_engines(on_engine))
+
+    async def _watch_server(self, http: aiohttp.ClientSession, on_server: Callable[[ServerFacts], None]) -> None:
+        facts, details_due = ServerFacts(), 0.0
+        while True:
+            problem = await self._health_problem(http)
+            recovered = not problem and not facts.healthy
+            if not problem and (recovered or not facts.models or self._clock.monotonic() >= details_due):
+                facts = await self._details(http, facts)
+                details_due = self._clock.monotonic() + _MODELS_EVERY_S
+            if problem != facts.problem:
+                _log.info("engine health changed", healthy=not problem, problem=problem)
+            facts = replace(facts, healthy=not problem, problem=problem)
+            on_server(facts)
+            await self._clock.sleep(_HEALTH_EVERY_S)
+
+    async def _health_problem(self, http: aiohttp.ClientSession) -> str:
+        try:
+            async with http.get(f"{self._url}/health") as response:
+                return "" if response.status == 200 else f"the server's health check answers {response.status}"
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return f"the server does not answer: {type(error).__name__}"
+
+    async def _details(self, http: aiohttp.ClientSession, known: ServerFacts) -> ServerFacts:
+        """Returns the facts with models and version as they are now; what cannot be learnt stays as it was."""
+        models = _names(await self._json(http, "/v1/models"))
+        version = await self._json(http, "/version")
+        named = version.get("version") if isinstance(version, dict) else None
+        return replace(known, models=models or known.models, version=named if isinstance(named, str) else known.version)
+
+    async def _json(self, http: aiohttp.ClientSession, path: str) -> object:
+        try:
+            async with http.get(self._url + path) as response:
+                if response.status != 200:
+                    return None
+                return msgspec.json.decode(await response.content.read(_MAX_BODY_BYTES))
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+            _log.debug("engine did not answer", path=path, error=type(error).__name__)
+            return None
+
+    async def _watch_engines(self, on_engine: Callable[[int, SideChannelFacts], None]) -> None:
+        told: dict[int, str] = {}
+        while True:
+            for rank in sorted({0, *self._ranks()}):
+                try:
+                    reply = await self._channel.ask(self._host, self._port + rank)
+                except SideChannelError as error:
+                    if told.get(rank) != str(error):
+                        _log.info("side channel does not answer", rank=rank, port=self._port + rank, error=str(error))
+                    told[rank] = str(error)
+                    continue
+                told.pop(rank, None)
+                on_engine(rank, reply.facts)
+            await self._clock.sleep(_SIDE_CHANNEL_EVERY_S)
+
+
+def _names(models: object) -> tuple[str, ...]:
+    data = models.get("data") if isinstance(models, dict) else None
+    entries = data if isinstance(data, list) else []
+    ids = (entry.get("id") for entry in entries[:_MAX_MODELS] if isinstance(entry, dict))
+    return tuple(name for name in ids if isinstance(name, str) and name)

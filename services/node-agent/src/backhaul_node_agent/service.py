@@ -1,0 +1,121 @@
+"""gRPC face of the agent: `BlockSetService`."""
+
+import base64
+import binascii
+
+import grpc
+import structlog
+from opentelemetry import trace
+
+from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
+from backhaul_common import attributes
+from backhaul_common.errors import BackhaulError, InvalidArgumentError
+from backhaul_node_agent import convert
+from backhaul_node_agent.agent import Agent
+
+_log = structlog.get_logger(__name__)
+
+SERVICE_NAME = agent_pb2.DESCRIPTOR.services_by_name["BlockSetService"].full_name
+
+_MAX_REQUEST_ID_BYTES = 128
+_MAX_IDS = 1_000
+_DEFAULT_PAGE, _MAX_PAGE = 500, 5_000
+
+
+class BlockSetServicer(agent_pb2_grpc.BlockSetServiceServicer):
+    """Converts, calls the agent, converts."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    async def ClaimBlockSet(
+        self,
+        request: agent_pb2.ClaimBlockSetRequest,
+        context: grpc.aio.ServicerContext[agent_pb2.ClaimBlockSetRequest, agent_pb2.ClaimBlockSetResponse],
+    ) -> agent_pb2.ClaimBlockSetResponse:
+        _check_request_id(request.request_id)
+        span = trace.get_current_span()
+        span.set_attributes({attributes.SET_ID: request.set_id, attributes.ENGINE_ID: request.engine_id})
+        try:
+            grant = await self._agent.claim(convert.claim_request(request))
+        except BackhaulError as error:
+            span.set_attribute(attributes.MISS_REASON, error.reason)
+            _log.info("claim refused", set_id=request.set_id[:256], reason=error.reason)
+            raise
+        _log.info("claim granted", set_id=request.set_id, ttl_s=round(grant.ttl_s, 3))
+        return convert.claim_response(grant)
+
+    async def ReturnBlockSet(
+        self,
+        request: agent_pb2.ReturnBlockSetRequest,
+        context: grpc.aio.ServicerContext[agent_pb2.ReturnBlockSetRequest, agent_pb2.ReturnBlockSetResponse],
+    ) -> agent_pb2.ReturnBlockSetResponse:
+        _check_request_id(request.request_id)
+        self._agent.give_back(request.request_id)
+        return agent_pb2.ReturnBlockSetResponse()
+
+    async def ReleaseBlockSets(
+        self,
+        request: agent_pb2.ReleaseBlockSetsRequest,
+        context: grpc.aio.ServicerContext[agent_pb2.ReleaseBlockSetsRequest, agent_pb2.ReleaseBlockSetsResponse],
+    ) -> agent_pb2.ReleaseBlockSetsResponse:
+        _check_ids(len(request.set_ids))
+        outcome = self._agent.release(list(dict.fromkeys(request.set_ids)))
+        return agent_pb2.ReleaseBlockSetsResponse(
+            released=outcome.released, deferred=outcome.deferred, unknown=outcome.unknown
+        )
+
+    async def RenewBlockSets(
+        self,
+        request: agent_pb2.RenewBlockSetsRequest,
+        context: grpc.aio.ServicerContext[agent_pb2.RenewBlockSetsRequest, agent_pb2.RenewBlockSetsResponse],
+    ) -> agent_pb2.RenewBlockSetsResponse:
+        _check_ids(len(request.set_ids))
+        renewed, unknown = self._agent.renew(list(dict.fromkeys(request.set_ids)))
+        return agent_pb2.RenewBlockSetsResponse(renewed=renewed, unknown=unknown)
+
+    async def ListBlockSets(
+        self,
+        request: agent_pb2.ListBlockSetsRequest,
+        context: grpc.aio.ServicerContext[agent_pb2.ListBlockSetsRequest, agent_pb2.ListBlockSetsResponse],
+    ) -> agent_pb2.ListBlockSetsResponse:
+        if not 0 <= request.page_size <= _MAX_PAGE:
+            raise InvalidArgumentError("PAGE_SIZE", f"page_size must be 0 to {_MAX_PAGE}")
+        size = request.page_size or _DEFAULT_PAGE
+        after = _decode_token(request.page_token)
+        rest = [held for held in self._agent.sets() if (held.name.set_id, held.name.engine_id) > after]
+        page = rest[:size]
+        last = page[-1].name if len(rest) > size else None
+        return agent_pb2.ListBlockSetsResponse(
+            block_sets=map(convert.listed, page),
+            next_page_token=_encode_token(last.set_id, last.engine_id) if last else "",
+        )
+
+    async def Drain(
+        self,
+        request: agent_pb2.DrainRequest,
+        context: grpc.aio.ServicerContext[agent_pb2.DrainRequest, agent_pb2.DrainResponse],
+    ) -> agent_pb2.DrainResponse:
+        return agent_pb2.DrainResponse(remaining_count=self._agent.drain())
+
+
+def _check_request_id(request_id: str) -> None:
+    if not 0 < len(request_id.encode()) <= _MAX_REQUEST_ID_BYTES:
+        raise InvalidArgumentError("REQUEST_ID", f"request_id must have 1 to {_MAX_REQUEST_ID_BYTES} bytes")
+
+
+def _check_ids(count: int) -> None:
+    if not 0 < count <= _MAX_IDS:
+        raise InvalidArgumentError("SET_IDS", f"1 to {_MAX_IDS} set_ids are accepted")
+
+
+def _encode_token(set_id: str, engine_id: str) -> str:
+    return base64.urlsafe_b64encode(f"{set_id}\0{engine_id}".encode()).decode()
+
+
+def _decode_token(token: str) -> tuple[str, str]:
+    try:
+        set_id, _, engine_id = base64.urlsafe_b64decode(token.encode()).decode().partition("\0")
+    except (binascii.Error, UnicodeError):
+        raise InvalidArgumentError("PAGE_TOKEN", "page_token is not one of this service's") from None
+    return set_id, engine_id
