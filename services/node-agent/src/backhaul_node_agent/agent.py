@@ -147,15 +147,12 @@ class Agent:
 
     def sets(self) -> list[HeldSet]:
         """Returns all sets, by set_id."""
-        return sorted(
-            self._owner.sets(self._clock.monotonic()), key=lambda held: (held.name.set_id, held.name.engine_id)
-        )
+        held = self._owner.sets(self._clock.monotonic())
+        return sorted(held, key=lambda one: (one.name.set_id, one.name.engine_id))
 
     def _need_nixl(self) -> None:
         if not self._notifier.available:
-            raise FailedPreconditionError(
-                "NIXL_MISSING", "this agent runs without nixl and cannot tell engines anything"
-            )
+            raise FailedPreconditionError("NIXL_MISSING", "this agent runs without nixl and cannot tell engines")
 
     def _perform(self, effects: Sequence[ev.Effect]) -> None:
         for effect in effects:

@@ -28,6 +28,7 @@ _log = structlog.get_logger(__name__)
 
 _TICK_S = 0.2
 _GRACE_S = 1.0
+_DRAIN_POLL_S = 0.02
 
 
 class App:
@@ -90,6 +91,8 @@ class App:
             grpc_server = GrpcServer(address=config.listen, service_names=[SERVICE_NAME])
             agent_pb2_grpc.add_BlockSetServiceServicer_to_server(BlockSetServicer(self._agent), grpc_server.server)
             await stack.enter_async_context(grpc_server)
+            self._connectors.open()
+            stack.callback(self._connectors.close)
             _log.info("listening", address=config.listen, node=config.node, session=self._session, role=config.role)
             await self._run_tasks(grpc_server, probe, stopping)
 
@@ -118,9 +121,10 @@ class App:
         await grpc_server.set_serving(False)
         end = self._clock.monotonic() + self._config.drain_s
         # What is claimed stays: its reader may be at work, and the next agent will wait for it.
-        while self._owner.removing and self._clock.monotonic() < end:
+        while self._notifier.available and self._owner.removing and self._clock.monotonic() < end:
             self._agent.hear(ev.TimePassed())
-            await self._clock.sleep(0.02)
+            await self._clock.sleep(_DRAIN_POLL_S)
+        await self._publishers.close(_GRACE_S)
         await self._node_session.leave()
         await grpc_server.stop(_GRACE_S)
 

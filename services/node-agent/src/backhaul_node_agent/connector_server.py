@@ -4,8 +4,8 @@ One connection per engine; the newest wins. A connection that breaks the protoco
 pings, is closed: the connector comes back and replays all.
 
 The newest agent takes the socket's path, whether the one before it is dead or alive: who may grant is decided by the
-node key in the registry and by whom the connector is connected to, never by the file. Connections of an older agent that
-still lives stay with it until either side ends them.
+node key in the registry and by whom the connector is connected to, never by the file. Connections of an older agent
+that still lives stay with it until either side ends them.
 """
 
 import asyncio
@@ -73,28 +73,35 @@ class ConnectorServer:
         self._clock = clock
         self._numbers = itertools.count(1)
         self._connections: dict[str, _Connection] = {}
+        self._sock: socket.socket | None = None
+        self._inode = 0
 
-    async def run(self, hear: Hear, listening: asyncio.Event | None = None) -> None:
-        """Serves until cancelled; sets `listening` once the socket is there.
+    def open(self) -> None:
+        """Takes the path; connectors that come wait until `run`.
 
-        Cancellation closes all connections and removes the socket, unless another agent has taken the path.
         Raises UnavailableError (SOCKET_UNAVAILABLE) when the socket cannot be made.
         """
-        sock, inode = _listen(self._path)
+        self._sock, self._inode = _listen(self._path)
+        _log.info("listening for connectors", path=str(self._path))
+
+    def close(self) -> None:
+        """Removes the socket, unless another agent has taken the path."""
+        if self._sock is not None:
+            self._sock.close()
+            if _inode(self._path) == self._inode:
+                self._path.unlink(missing_ok=True)
+
+    async def run(self, hear: Hear) -> None:
+        """Serves until cancelled, which closes all connections."""
+        assert self._sock is not None
         async with asyncio.TaskGroup() as group:
 
             def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 group.create_task(self._serve(reader, writer, hear))
 
-            server = await asyncio.start_unix_server(accept, sock=sock, limit=wire.MAX_LINE_BYTES)
-            try:
-                _log.info("listening for connectors", path=str(self._path))
-                if listening is not None:
-                    listening.set()
-                await self._watch_path(inode)
-            finally:
-                server.close()
-                _remove(self._path, inode)
+            server = await asyncio.start_unix_server(accept, sock=self._sock, limit=wire.MAX_LINE_BYTES)
+            async with server:
+                await self._watch_path()
 
     def tell(self, engine_id: str, message: wire.Claimed | wire.Returned) -> None:
         """Writes a message to the engine's connector, if it is connected."""
@@ -122,8 +129,8 @@ class ConnectorServer:
         for connection in self._connections.values():
             connection.close()
 
-    async def _watch_path(self, inode: int) -> None:
-        while _inode(self._path) == inode:
+    async def _watch_path(self) -> None:
+        while _inode(self._path) == self._inode:
             await self._clock.sleep(_SILENCE_S)
         _log.warning("another agent has taken the connector socket", path=str(self._path))
         await asyncio.Event().wait()
@@ -298,8 +305,3 @@ def _inode(path: Path) -> int:
         return path.stat().st_ino
     except OSError:
         return 0
-
-
-def _remove(path: Path, inode: int) -> None:
-    if _inode(path) == inode:
-        path.unlink(missing_ok=True)

@@ -223,25 +223,24 @@ async def _answer(
         async with asyncio.timeout(timeout_s):
             await call.write(request)
             answer = await call.read()
+            if isinstance(answer, registry_pb2.JoinNodeResponse):
+                return answer
+            raise await _end_of(call)
     except grpc.aio.AioRpcError as error:
         raise to_error(error) from error
-    except (TimeoutError, asyncio.InvalidStateError) as error:
-        raise await _failure(call) from error
-    if not isinstance(answer, registry_pb2.JoinNodeResponse):
-        raise await _failure(call)
-    return answer
+    except asyncio.InvalidStateError as error:
+        raise await _end_of(call) from error
+    except TimeoutError as error:
+        raise UnavailableError("REGISTRY_SILENT", "the registry does not answer") from error
 
 
-async def _failure(call: JoinCall | PublishCall) -> BackhaulError:
-    """Returns why a stream ended or says nothing."""
-    if not call.done():
-        return UnavailableError("REGISTRY_SILENT", "the registry does not answer")
+async def _end_of(call: JoinCall | PublishCall) -> BackhaulError:
+    """Returns why a stream has ended."""
     code = await call.code()
-    details = await call.details()
     if code is grpc.StatusCode.OK:
         return UnavailableError("STREAM_ENDED", "the registry ended the stream")
     initial, trailing = await call.initial_metadata(), await call.trailing_metadata()
-    return to_error(grpc.aio.AioRpcError(code, initial, trailing, details))
+    return to_error(grpc.aio.AioRpcError(code, initial, trailing, await call.details()))
 
 
 class Publisher:
@@ -308,6 +307,8 @@ class Publisher:
             except* BackhaulError as group:
                 _log.warning("publishing interrupted", engine=self._engine_id, error=str(group.exceptions[0]))
                 self._registries.give_up(channel)
+            except* Exception as group:  # noqa: BLE001  # one engine's pointers must not end the agent
+                _log.error("publishing failed", engine=self._engine_id, exc_info=group)
             finally:
                 call.cancel()
                 hear(ev.PublisherDown(self._engine_id))
@@ -407,8 +408,10 @@ async def _write(call: PublishCall, request: registry_pb2.PublishBlockSetsReques
             await call.write(request)
     except grpc.aio.AioRpcError as error:
         raise to_error(error) from error
-    except (TimeoutError, asyncio.InvalidStateError) as error:
-        raise await _failure(call) from error
+    except asyncio.InvalidStateError as error:
+        raise await _end_of(call) from error
+    except TimeoutError as error:
+        raise UnavailableError("REGISTRY_SILENT", "the registry takes nothing") from error
 
 
 async def _read(call: PublishCall, timeout_s: float | None) -> registry_pb2.PublishBlockSetsResponse | None:
@@ -416,15 +419,15 @@ async def _read(call: PublishCall, timeout_s: float | None) -> registry_pb2.Publ
     try:
         async with asyncio.timeout(timeout_s):
             answer = await call.read()
+            if isinstance(answer, registry_pb2.PublishBlockSetsResponse):
+                return answer
+            if await call.code() is grpc.StatusCode.OK:
+                return None
+            raise await _end_of(call)
     except grpc.aio.AioRpcError as error:
         raise to_error(error) from error
     except TimeoutError as error:
-        raise await _failure(call) from error
-    if isinstance(answer, registry_pb2.PublishBlockSetsResponse):
-        return answer
-    if await call.code() is not grpc.StatusCode.OK:
-        raise await _failure(call)
-    return None
+        raise UnavailableError("REGISTRY_SILENT", "the registry does not answer") from error
 
 
 class Publishers:
@@ -437,6 +440,7 @@ class Publishers:
         self._joined = joined
         self._publishers: dict[str, Publisher] = {}
         self._closing: set[str] = set()
+        self._ended = asyncio.Event()
         # Holds no more than there are engines.
         self._started: asyncio.Queue[tuple[str, Publisher]] = asyncio.Queue()
 
@@ -475,6 +479,16 @@ class Publishers:
             self._closing.add(engine_id)
             publisher.close()
 
+    async def close(self, timeout_s: float) -> None:
+        """Ends all pointers; what is not ended in time is left to their leases."""
+        for engine_id in list(self._publishers):
+            self.forget(engine_id)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._closing:
+                    await self._ended.wait()
+                    self._ended.clear()
+
     async def run(self, hear: Hear) -> None:
         """Runs all publishers until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -487,3 +501,4 @@ class Publishers:
             await publisher.run(hear)
         finally:
             self._closing.discard(engine_id)
+            self._ended.set()
