@@ -127,8 +127,10 @@ def _arm(url: str, plan: Plan, console: Console, *, reuse: bool) -> Sequence[Tur
     console.print(f"Conversation {'with' if reuse else 'without'} reuse:")
 
     def show(turn: Turn) -> None:
-        beginning = " ".join(turn.text.split()[:8])
-        console.print(f"  {turn.route}, {turn.prompt_tokens} tokens, {turn.ttft_s * 1000:.0f} ms: {beginning} ...")
+        beginning = " ".join(turn.text.split()[:6])
+        console.print(
+            f"  {turn.route}, {turn.prompt_tokens} tokens, {turn.ttft_s * 1000:.0f} ms: {beginning} ...", soft_wrap=True
+        )
 
     return play(url, plan, reuse=reuse, on_turn=show)
 

@@ -7,25 +7,20 @@ from rich.table import Table
 from backhaul_local.conversation import Turn
 
 
+_CAPTION = "prompt to computed: tokens, with reuse; TTFT: time to first token with reuse (on) and without (off)"
+
+
 def comparison(with_reuse: Sequence[Turn], without: Sequence[Turn]) -> Table:
     """Returns one row per turn. Token counts are those of the conversation with reuse."""
-    table = Table(title="The same conversation with and without reuse of the decode engine's blocks")
+    table = Table(title="The same conversation with and without reuse", caption=_CAPTION)
     for heading in ("turn", "route"):
-        table.add_column(heading)
-    for heading in (
-        "prompt tokens",
-        "local hit",
-        "read from D",
-        "computed",
-        "TTFT with reuse",
-        "TTFT without",
-        "ratio",
-    ):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, no_wrap=True)
+    for heading in ("prompt", "local hit", "read from D", "computed", "TTFT on", "TTFT off", "ratio"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for number, (on, off) in enumerate(zip(with_reuse, without, strict=True), start=1):
         table.add_row(
             str(number),
-            f"{on.route} ({on.miss_reason})" if on.miss_reason else on.route,
+            _route(on),
             f"{on.prompt_tokens:,}",
             f"{on.local_tokens:,}",
             f"{on.read_tokens:,}",
@@ -35,6 +30,10 @@ def comparison(with_reuse: Sequence[Turn], without: Sequence[Turn]) -> Table:
             f"{off.ttft_s / on.ttft_s:.1f}x",
         )
     return table
+
+
+def _route(turn: Turn) -> str:
+    return turn.route if turn.miss_reason in ("", "first_turn") else f"{turn.route}: {turn.miss_reason}"
 
 
 def verdict(with_reuse: Sequence[Turn], without: Sequence[Turn]) -> tuple[bool, str]:
