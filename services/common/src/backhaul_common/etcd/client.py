@@ -1,7 +1,7 @@
 """The calls that Backhaul makes to etcd, and nothing else that etcd can do."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -188,7 +188,7 @@ class EtcdClient:
             raise AbortedError("LEASE_LOST", "etcd no longer knows the lease")
         return float(answer.TTL)
 
-    async def watch(self, prefix: bytes, start_revision: int) -> AsyncIterator[WatchBatch]:
+    async def watch(self, prefix: bytes, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Yields changes from ``start_revision`` on, and signs of life in between; ends only by raising.
 
         Close it (``contextlib.aclosing``) to end the watch in etcd. AbortedError (ETCD_COMPACTED) when the revision is

@@ -5,10 +5,10 @@ also covers an etcd that was restored from an old snapshot, whose revisions went
 """
 
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -30,7 +30,7 @@ class Source(Protocol):
         """Reads all keys of a prefix as of one revision."""
         ...
 
-    def watch(self, prefix: bytes, start_revision: int) -> AsyncIterator[WatchBatch]:
+    def watch(self, prefix: bytes, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Yields changes from a revision on."""
         ...
 
@@ -93,7 +93,7 @@ def _known(keys: Iterable[bytes], seen: dict[bytes, int]) -> list[bytes]:
 
 async def follow(
     source: Source, prefix: bytes, clock: Clock, jitter: Callable[[], float] = random.random
-) -> AsyncIterator[Update | Outage]:
+) -> AsyncGenerator[Update | Outage, None]:
     """Yields the content of ``prefix``, then every difference, for ever. Close it (``contextlib.aclosing``) to end."""
     following = Following()
     pause_s = _FIRST_PAUSE_S
@@ -101,7 +101,7 @@ async def follow(
         try:
             update = following.listed(await source.list_prefix(prefix))
             yield update
-            async with _closing(source.watch(prefix, update.revision + 1)) as batches:
+            async with aclosing(source.watch(prefix, update.revision + 1)) as batches:
                 async for batch in batches:
                     pause_s = _FIRST_PAUSE_S
                     yield following.changed(batch)
@@ -110,7 +110,3 @@ async def follow(
             yield Outage(error)
         await clock.sleep(pause_s * (0.5 + jitter()))
         pause_s = min(pause_s * 2, _LAST_PAUSE_S)
-
-
-def _closing(batches: Any) -> AbstractAsyncContextManager[Any]:
-    return aclosing(batches)

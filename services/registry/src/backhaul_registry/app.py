@@ -1,0 +1,69 @@
+"""Wires the registry and runs it."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from backhaul.registry.v1.registry_pb2_grpc import (
+    add_IndexServiceServicer_to_server,
+    add_NodeServiceServicer_to_server,
+)
+from backhaul_common.clock import SystemClock
+from backhaul_common.errors import BackhaulError, UnavailableError
+from backhaul_common.etcd import EtcdClient
+from backhaul_common.grpc_server import GrpcServer
+from backhaul_registry.availability import Availability
+from backhaul_registry.config import Config
+from backhaul_registry.core.model import Node, Pointer
+from backhaul_registry.etcd_store import NodeStore, PointerStore
+from backhaul_registry.hub import Hub
+from backhaul_registry.index_service import IndexService
+from backhaul_registry.keys import Keys
+from backhaul_registry.node_service import NodeService
+from backhaul_registry.records import Records
+from backhaul_registry.traced_etcd import TracedEtcd
+
+_log = structlog.get_logger(__name__)
+
+SERVICE_NAMES = ("backhaul.registry.v1.IndexService", "backhaul.registry.v1.NodeService")
+
+
+async def run(
+    config: Config, stopping: asyncio.Event, on_listening: Callable[[int], None] = lambda _port: None
+) -> None:
+    """Serves until ``stopping`` is set.
+
+    Listens at once and says NOT_SERVING until etcd answers. ``on_listening`` is told the port.
+    """
+    clock = SystemClock()
+    keys = Keys(config.cluster)
+    records = Records(keys)
+    async with EtcdClient(config.etcd) as client:
+        etcd = TracedEtcd(client)
+        nodes: Hub[Node] = Hub(etcd, keys.nodes, records.read_node, clock, always=True)
+        pointers: Hub[Pointer] = Hub(etcd, keys.index, records.read_pointer, clock, always=False)
+        server = GrpcServer(address=config.listen, service_names=SERVICE_NAMES)
+        node_service = NodeService(NodeStore(etcd, keys, records), nodes, stopping)
+        index_service = IndexService(PointerStore(etcd, keys, records), pointers, stopping, ttl_s=config.pointer_ttl_s)
+        add_NodeServiceServicer_to_server(node_service, server.server)
+        add_IndexServiceServicer_to_server(index_service, server.server)
+
+        async def tell(problem: BackhaulError | None) -> None:
+            await server.set_serving(problem is None)
+            if problem is not None:
+                # Another replica may still reach etcd; here the view would only grow old.
+                away = UnavailableError("ETCD_UNAVAILABLE", "etcd does not answer this replica")
+                nodes.end_all(away)
+                pointers.end_all(away)
+
+        availability = Availability(client, keys.nodes, clock, (tell,))
+        async with server, asyncio.TaskGroup() as tasks:
+            _log.info("listening", address=config.listen, port=server.port, etcd=config.etcd_endpoints)
+            on_listening(server.port)
+            background = [tasks.create_task(part.run()) for part in (availability, nodes, pointers)]
+            await stopping.wait()
+            await server.stop(config.grace_s)
+            for task in background:
+                task.cancel()
+    _log.info("stopped")

@@ -1,0 +1,175 @@
+"""Between the messages of the API and the registry's own values.
+
+Conversion is of form only, and raises InvalidArgumentError for enum values that mean nothing; `core.rules` judges the
+content.
+"""
+
+from google.protobuf.duration_pb2 import Duration
+
+from backhaul.registry.v1 import registry_pb2 as pb
+from backhaul_common.errors import InvalidArgumentError
+from backhaul_registry.core.feed import Change, Opening
+from backhaul_registry.core.model import Engine, Node, NodeState, Pointer, PointerId, Role
+
+_ROLES = {Role.PREFILL: pb.ROLE_PREFILL, Role.DECODE: pb.ROLE_DECODE}
+_STATES = {
+    NodeState.NOT_READY: pb.NODE_STATE_NOT_READY,
+    NodeState.READY: pb.NODE_STATE_READY,
+    NodeState.DRAINING: pb.NODE_STATE_DRAINING,
+}
+_ROLES_BACK = {value: role for role, value in _ROLES.items()}
+_STATES_BACK = {value: state for state, value in _STATES.items()}
+
+
+def pointer_to_proto(pointer: Pointer) -> pb.BlockSetPointer:
+    """Returns a whole pointer."""
+    return pb.BlockSetPointer(
+        scope=pointer.scope,
+        key=pointer.key,
+        set_id=pointer.set_id,
+        engine_id=pointer.engine_id,
+        node_id=pointer.node_id,
+        token_count=pointer.token_count,
+        digest=pointer.digest,
+        stride=pointer.stride,
+        identity=pointer.identity,
+    )
+
+
+def pointer_id_to_proto(pointer: PointerId) -> pb.BlockSetPointer:
+    """Returns a pointer of which only the id is set."""
+    return pb.BlockSetPointer(scope=pointer.scope, key=pointer.key, set_id=pointer.set_id)
+
+
+def pointer_from_proto(message: pb.BlockSetPointer) -> Pointer:
+    """Takes a whole pointer."""
+    return Pointer(
+        scope=message.scope,
+        key=message.key,
+        set_id=message.set_id,
+        engine_id=message.engine_id,
+        node_id=message.node_id,
+        token_count=message.token_count,
+        digest=message.digest,
+        stride=message.stride,
+        identity=message.identity,
+    )
+
+
+def pointer_id_from_proto(message: pb.BlockSetPointer) -> PointerId:
+    """Takes the id of a pointer."""
+    return PointerId(message.scope, message.key, message.set_id)
+
+
+def node_to_proto(node: Node) -> pb.Node:
+    """Returns a node."""
+    return pb.Node(
+        node_id=node.node_id,
+        session=node.session,
+        role=_ROLES[node.role],
+        agent_address=node.agent_address,
+        engine_url=node.engine_url,
+        models=node.models,
+        engines=map(_engine_to_proto, node.engines),
+        state=_STATES[node.state],
+        state_reason=node.state_reason,
+    )
+
+
+def node_from_proto(message: pb.Node) -> Node:
+    """Takes a node. Raises InvalidArgumentError (ENUM_INVALID)."""
+    if message.role not in _ROLES_BACK or message.state not in _STATES_BACK:
+        raise InvalidArgumentError("ENUM_INVALID", "role and state must have one of their named values")
+    return Node(
+        node_id=message.node_id,
+        session=message.session,
+        role=_ROLES_BACK[message.role],
+        agent_address=message.agent_address,
+        engine_url=message.engine_url,
+        models=tuple(message.models),
+        engines=tuple(map(_engine_from_proto, message.engines)),
+        state=_STATES_BACK[message.state],
+        state_reason=message.state_reason,
+    )
+
+
+def duration(seconds: float) -> Duration:
+    """Returns seconds as a Duration."""
+    return Duration(seconds=int(seconds), nanos=round(seconds % 1 * 1e9))
+
+
+def seconds(message: Duration) -> float:
+    """Takes a Duration as seconds."""
+    return message.seconds + message.nanos / 1e9
+
+
+def nodes_opening(opening: Opening[Node]) -> pb.WatchNodesResponse:
+    """Returns the first message of a watch of nodes."""
+    if opening.snapshot is None:
+        resumed = pb.WatchNodesResponse.Resumed()
+        return pb.WatchNodesResponse(revision=opening.revision, resumed=resumed)
+    nodes = (node_to_proto(node) for _, node in sorted(opening.snapshot.items()))
+    return pb.WatchNodesResponse(revision=opening.revision, snapshot=pb.WatchNodesResponse.Snapshot(nodes=nodes))
+
+
+def nodes_change(change: Change[Node]) -> pb.WatchNodesResponse:
+    """Returns a later message of a watch of nodes."""
+    if not change.upserts and not change.removals:
+        return pb.WatchNodesResponse(revision=change.revision)
+    body = pb.WatchNodesResponse.Change(
+        upserts=map(node_to_proto, change.upserts.values()),
+        removals=(node.node_id for node in change.removals.values()),
+    )
+    return pb.WatchNodesResponse(revision=change.revision, change=body)
+
+
+def pointers_opening(opening: Opening[Pointer], scope: str) -> pb.WatchBlockSetsResponse:
+    """Returns the first message of a watch of pointers; of one scope unless it is empty."""
+    if opening.snapshot is None:
+        resumed = pb.WatchBlockSetsResponse.Resumed()
+        return pb.WatchBlockSetsResponse(revision=opening.revision, resumed=resumed)
+    pointers = (pointer_to_proto(p) for _, p in sorted(opening.snapshot.items()) if scope in ("", p.scope))
+    snapshot = pb.WatchBlockSetsResponse.Snapshot(pointers=pointers)
+    return pb.WatchBlockSetsResponse(revision=opening.revision, snapshot=snapshot)
+
+
+def pointers_change(change: Change[Pointer], scope: str) -> pb.WatchBlockSetsResponse:
+    """Returns a later message of a watch of pointers; without a change when none is in the scope."""
+    upserts = [pointer_to_proto(p) for p in change.upserts.values() if scope in ("", p.scope)]
+    removals = [pointer_id_to_proto(p.id) for p in change.removals.values() if scope in ("", p.scope)]
+    if not upserts and not removals:
+        return pb.WatchBlockSetsResponse(revision=change.revision)
+    body = pb.WatchBlockSetsResponse.Change(upserts=upserts, removals=removals)
+    return pb.WatchBlockSetsResponse(revision=change.revision, change=body)
+
+
+def _engine_to_proto(engine: Engine) -> pb.Engine:
+    return pb.Engine(
+        engine_id=engine.engine_id,
+        rank=engine.rank,
+        compatibility_hash=engine.compatibility_hash,
+        weights_digest=engine.weights_digest,
+        block_size=engine.block_size,
+        block_count=engine.block_count,
+        retention_ttl=duration(engine.retention_ttl_s),
+        connector_version=engine.connector_version,
+        reuse=engine.reuse,
+        reuse_problem=engine.reuse_problem,
+        vllm_version=engine.vllm_version,
+    )
+
+
+def _engine_from_proto(message: pb.Engine) -> Engine:
+    return Engine(
+        engine_id=message.engine_id,
+        rank=message.rank,
+        compatibility_hash=message.compatibility_hash,
+        weights_digest=message.weights_digest,
+        block_size=message.block_size,
+        block_count=message.block_count,
+        retention_ttl_s=seconds(message.retention_ttl),
+        connector_version=message.connector_version,
+        reuse=message.reuse,
+        reuse_problem=message.reuse_problem,
+        vllm_version=message.vllm_version,
+    )

@@ -1,0 +1,220 @@
+"""The registry's state in etcd."""
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from backhaul_common.errors import AbortedError, AlreadyExistsError, InvalidArgumentError
+from backhaul_common.etcd import (
+    Absent,
+    Compare,
+    Delete,
+    Get,
+    KeyValue,
+    Lease,
+    LeaseIs,
+    Listing,
+    Op,
+    Put,
+    TxnResult,
+    Unchanged,
+    prefix_end,
+)
+from backhaul_registry.core.ledger import Removal, Upsert, Write, chunks
+from backhaul_registry.core.membership import Create, Replace, Stored, decide_join, decide_keep
+from backhaul_registry.core.membership import Write as RecordWrite
+from backhaul_registry.core.model import Node, Pointer, PointerId
+from backhaul_registry.core.rules import MAX_POINTERS_PER_KEY
+from backhaul_registry.keys import Keys
+from backhaul_registry.records import Records
+
+_MAX_KEY_BYTES = 2_048
+
+_MAX_TRIES = 5
+"""Times a record is decided upon anew while others write it."""
+
+Decide = Callable[[Stored | None, Node, int], RecordWrite]
+
+
+class Etcd(Protocol):
+    """What the stores need of etcd; see `backhaul_common.etcd.EtcdClient`."""
+
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Op],
+        otherwise: Sequence[Op] = (),
+        *,
+        repeatable: bool = False,
+        timeout_s: float | None = None,
+    ) -> TxnResult: ...
+
+    async def range(self, get: Get, *, revision: int = 0, timeout_s: float | None = None) -> Listing: ...
+
+    async def list_prefix(self, prefix: bytes) -> Listing: ...
+
+    async def grant(self, ttl_s: float) -> Lease: ...
+
+    async def keep_alive_once(self, lease_id: int) -> Lease: ...
+
+    async def revoke(self, lease_id: int) -> None: ...
+
+
+class NodeStore:
+    """Records of nodes, each under its node's lease."""
+
+    def __init__(self, etcd: Etcd, keys: Keys, records: Records) -> None:
+        self._etcd = etcd
+        self._keys = keys
+        self._records = records
+
+    async def join(self, node: Node, *, ttl_s: float, lease_id: int) -> Lease:
+        """Writes the record under a new lease, or under ``lease_id`` when it is not 0.
+
+        Raises AlreadyExistsError (NODE_TAKEN), AbortedError (LEASE_LOST).
+        """
+        lease = await (self._etcd.keep_alive_once(lease_id) if lease_id else self._etcd.grant(ttl_s))
+        try:
+            superseded = await self._write(node, lease.lease_id, decide_join)
+        except AlreadyExistsError:
+            if not lease_id:
+                await self._etcd.revoke(lease.lease_id)
+            raise
+        if superseded:
+            await self._etcd.revoke(superseded)
+        return lease
+
+    async def keep(self, node: Node, lease_id: int, *, changed: bool) -> Lease:
+        """Renews the lease and makes sure that the record is there; writes it when ``changed``.
+
+        Raises AbortedError (LEASE_LOST).
+        """
+        key = self._keys.node(node.node_id)
+        ops = [self._put(node, lease_id)] if changed else []
+        result = await self._etcd.txn([LeaseIs(key, lease_id)], ops, repeatable=True)
+        if not result.succeeded:
+            await self._write(node, lease_id, decide_keep)
+        return await self._etcd.keep_alive_once(lease_id)
+
+    async def leave(self, lease_id: int) -> None:
+        """Ends the lease, and the record with it."""
+        await self._etcd.revoke(lease_id)
+
+    async def list(self) -> tuple[tuple[Node, ...], int]:
+        """Returns all nodes by id, and the revision of the listing."""
+        listing = await self._etcd.list_prefix(self._keys.nodes)
+        return tuple(filter(None, map(self._records.read_node, listing.items))), listing.revision
+
+    async def _write(self, node: Node, lease_id: int, decide: Decide) -> int:
+        """Writes as decided and returns the superseded lease, 0 for none.
+
+        Repeatable: after a lost answer the record is found under this lease and written again.
+        """
+        key = self._keys.node(node.node_id)
+        write = decide(None, node, lease_id)
+        for _ in range(_MAX_TRIES):
+            result = await self._etcd.txn(
+                [_unless_changed(key, write)], [self._put(node, lease_id)], [Get(key)], repeatable=True
+            )
+            if result.succeeded:
+                return write.superseded_lease_id if isinstance(write, Replace) else 0
+            write = decide(self._stored(result.reads[0]), node, lease_id)
+        raise AbortedError("CONFLICT", "others keep writing the node's record", node_id=node.node_id)
+
+    def _put(self, node: Node, lease_id: int) -> Put:
+        return Put(self._keys.node(node.node_id), self._records.write_node(node), lease_id)
+
+    def _stored(self, found: Sequence[KeyValue]) -> Stored | None:
+        return next((Stored(self._records.read_node(kv), kv.lease_id, kv.mod_revision) for kv in found), None)
+
+
+def _unless_changed(key: bytes, write: RecordWrite) -> Compare:
+    match write:
+        case Create():
+            return Absent(key)
+        case Replace(mod_revision):
+            return Unchanged(key, mod_revision)
+
+
+class PointerStore:
+    """Pointers, under the leases of the streams that publish them."""
+
+    def __init__(self, etcd: Etcd, keys: Keys, records: Records) -> None:
+        self._etcd = etcd
+        self._keys = keys
+        self._records = records
+
+    async def find(self, scope: str, keys: Sequence[str], *, timeout_s: float) -> tuple[Pointer, ...]:
+        """Returns the newest pointers of each key, in the order of the keys."""
+        prefixes = [self._keys.lookup(scope, key) for key in keys]
+        gets = [Get(prefix, prefix_end(prefix), MAX_POINTERS_PER_KEY, newest_first=True) for prefix in prefixes]
+        result = await self._etcd.txn([], gets, repeatable=True, timeout_s=timeout_s)
+        return tuple(filter(None, (self._records.read_pointer(kv) for found in result.reads for kv in found)))
+
+    async def grant(self, ttl_s: float) -> Lease:
+        """Makes a lease for pointers."""
+        return await self._etcd.grant(ttl_s)
+
+    async def renew(self, lease_id: int) -> None:
+        """Renews a lease. Raises AbortedError (LEASE_LOST)."""
+        await self._etcd.keep_alive_once(lease_id)
+
+    async def write(self, writes: Sequence[Write]) -> None:
+        """Writes and removes pointers, in transactions of at most 100. Raises AbortedError (LEASE_LOST)."""
+        for chunk in chunks(writes):
+            await self._etcd.txn([], [self._op(write) for write in chunk], repeatable=True)
+
+    async def purge(self, lease_id: int, pointers: Sequence[PointerId]) -> None:
+        """Removes pointers that are still under the lease, then ends it; in steps, since a lease ends all at once."""
+        for chunk in chunks([self._keys.pointer(pointer) for pointer in pointers]):
+            if not await self._delete_under(lease_id, chunk):
+                # Some have moved to another stream: one by one.
+                for key in chunk:
+                    await self._delete_under(lease_id, [key])
+        await self._etcd.revoke(lease_id)
+
+    async def remove(self, pointers: Sequence[PointerId]) -> int:
+        """Removes pointers, whoever published them; returns how many there were."""
+        removed = 0
+        for chunk in chunks(list(dict.fromkeys(pointers))):
+            result = await self._etcd.txn([], [Delete(self._keys.pointer(p)) for p in chunk], repeatable=True)
+            removed += result.deleted
+        return removed
+
+    async def page(self, scope: str, size: int, token: str) -> tuple[tuple[Pointer, ...], str]:
+        """Returns one page of pointers (of one scope unless it is empty) and the token of the next; "" for none.
+
+        Raises InvalidArgumentError (PAGE_TOKEN_INVALID) for a token of another listing.
+        """
+        prefix = self._keys.scope(scope)
+        start = _after(token, prefix) if token else prefix
+        listing = await self._etcd.range(Get(start, prefix_end(prefix), limit=size))
+        pointers = tuple(filter(None, map(self._records.read_pointer, listing.items)))
+        return pointers, _token(listing.items[-1].key, prefix) if listing.more else ""
+
+    async def _delete_under(self, lease_id: int, keys: Sequence[bytes]) -> bool:
+        compares = [LeaseIs(key, lease_id) for key in keys]
+        return (await self._etcd.txn(compares, [Delete(key) for key in keys], repeatable=True)).succeeded
+
+    def _op(self, write: Write) -> Op:
+        match write:
+            case Upsert(pointer, lease_id):
+                return Put(self._keys.pointer(pointer.id), self._records.write_pointer(pointer), lease_id)
+            case Removal(pointer_id):
+                return Delete(self._keys.pointer(pointer_id))
+
+
+def _token(key: bytes, prefix: bytes) -> str:
+    return base64.urlsafe_b64encode(key.removeprefix(prefix)).decode()
+
+
+def _after(token: str, prefix: bytes) -> bytes:
+    """Returns the first key after the one of the token."""
+    try:
+        rest = base64.b64decode(token.encode(), altchars=b"-_", validate=True)
+    except binascii.Error as error:
+        raise InvalidArgumentError("PAGE_TOKEN_INVALID", "page_token is not one of this listing") from error
+    if len(rest) > _MAX_KEY_BYTES:
+        raise InvalidArgumentError("PAGE_TOKEN_INVALID", "page_token is not one of this listing")
+    return prefix + rest + b"\0"

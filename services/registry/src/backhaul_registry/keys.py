@@ -1,0 +1,37 @@
+"""All key formats in etcd.
+
+    /{cluster}/nodes/{node_id}                     a node's record, under the node's lease
+    /{cluster}/index/{scope}/{key}/{set_id}        a pointer, under a lease of its publish stream
+
+Every part has passed `core.rules`; set ids, which engines choose, are percent-encoded.
+"""
+
+from urllib.parse import quote
+
+from backhaul_registry.core.model import PointerId
+
+
+class Keys:
+    """Keys of one cluster."""
+
+    def __init__(self, cluster: str) -> None:
+        self.nodes = f"/{cluster}/nodes/".encode()
+        """Prefix of all nodes."""
+        self.index = f"/{cluster}/index/".encode()
+        """Prefix of all pointers."""
+
+    def node(self, node_id: str) -> bytes:
+        """Key of a node's record."""
+        return self.nodes + node_id.encode()
+
+    def scope(self, scope: str) -> bytes:
+        """Prefix of a scope's pointers; all pointers for an empty scope."""
+        return self.index + f"{scope}/".encode() if scope else self.index
+
+    def lookup(self, scope: str, key: str) -> bytes:
+        """Prefix of the pointers under one lookup key."""
+        return self.scope(scope) + f"{key}/".encode()
+
+    def pointer(self, pointer: PointerId) -> bytes:
+        """Key of a pointer."""
+        return self.lookup(pointer.scope, pointer.key) + quote(pointer.set_id, safe="").encode()

@@ -1,0 +1,95 @@
+"""An owner of block sets over real gRPC: grants each set once."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
+from backhaul_common.errors import BackhaulError, FailedPreconditionError, NotFoundError
+from backhaul_common.grpc_server import GrpcServer
+
+
+class FakeOwner(agent_pb2_grpc.BlockSetServiceServicer):
+    """The agent beside one decode engine; an async context manager."""
+
+    def __init__(self) -> None:
+        self.claims: list[agent_pb2.ClaimBlockSetRequest] = []
+        self.returned: list[str] = []
+        self.refusal: BackhaulError | None = None
+        """Answer to every claim, when set."""
+        self.silent = False
+        """Whether claims are never answered."""
+        self.port = 0
+        self._sets: dict[str, tuple[Mapping[str, Any], str]] = {}
+        self._claimed: dict[str, str] = {}
+        self._server: GrpcServer | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = GrpcServer(address="127.0.0.1:0", service_names=("backhaul.agent.v1.BlockSetService",))
+        agent_pb2_grpc.add_BlockSetServiceServicer_to_server(self, self._server.server)
+        await self._server.__aenter__()
+        self.port = self._server.port
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        await self._server.__aexit__(exc_type, exc, traceback)
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return f"127.0.0.1:{self.port}"
+
+    def hold(self, set_id: str, *, engine_id: str, token_count: int, scope: str = "") -> None:
+        """Holds a block set; an empty scope accepts any."""
+        proof = {
+            "scope": scope,
+            "identity": "00" * 16,
+            "stride": 64,
+            "spacing": 64,
+            "token_count": token_count,
+            "anchors": "00" * 16,
+        }
+        handle = {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "remote_engine_id": engine_id,
+            "remote_block_ids": [[7, 8]],
+            "remote_request_id": set_id,
+            "remote_host": "127.0.0.1",
+            "remote_port": 5601,
+            "remote_num_tokens": token_count,
+            "remote_blocks_expiry_time": 123.5,
+            "backhaul": proof,
+        }
+        self._sets[set_id] = (handle, engine_id)
+
+    async def ClaimBlockSet(
+        self, request: agent_pb2.ClaimBlockSetRequest, context: Any
+    ) -> agent_pb2.ClaimBlockSetResponse:
+        """Grants once, idempotent by request id."""
+        self.claims.append(request)
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.refusal is not None:
+            raise self.refusal
+        handle, engine_id = self._sets.get(request.set_id, ({}, ""))
+        if not handle or engine_id != request.engine_id:
+            raise NotFoundError("SET_UNKNOWN", "no such block set")
+        if self._claimed.setdefault(request.set_id, request.request_id) != request.request_id:
+            raise FailedPreconditionError("SET_CLAIMED", "claimed by another")
+        return agent_pb2.ClaimBlockSetResponse(
+            kv_transfer_params_json=json.dumps(handle), token_count=handle["remote_num_tokens"]
+        )
+
+    async def ReturnBlockSet(
+        self, request: agent_pb2.ReturnBlockSetRequest, context: Any
+    ) -> agent_pb2.ReturnBlockSetResponse:
+        """Takes a claim back."""
+        self.returned.append(request.request_id)
+        self._claimed = {set_id: claim for set_id, claim in self._claimed.items() if claim != request.request_id}
+        return agent_pb2.ReturnBlockSetResponse()

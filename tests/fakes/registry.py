@@ -1,0 +1,183 @@
+"""A registry in memory, over real gRPC on 127.0.0.1, with faults to order."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+from google.protobuf.duration_pb2 import Duration
+
+from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
+from backhaul_common.errors import AbortedError, AlreadyExistsError, UnavailableError
+from backhaul_common.grpc_server import GrpcServer
+from tests.fakes.partial import Partial
+
+PointerKey = tuple[str, str, str]
+
+
+def _seconds(value: float) -> Duration:
+    whole = Duration()
+    whole.FromNanoseconds(int(value * 1e9))
+    return whole
+
+
+class FakeRegistry:
+    """`IndexService` and `NodeService`, as far as agents use them."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, registry_pb2.Node] = {}
+        self.pointers: dict[PointerKey, registry_pb2.BlockSetPointer] = {}
+        self.ended_engines: list[str] = []
+        """Engines whose publish stream was half-closed."""
+        self.opened_engines: list[str] = []
+        self.batches: list[registry_pb2.PublishBlockSetsRequest.Batch] = []
+        self.join_count = 0
+        self.keep_alive_count = 0
+        self.left_count = 0
+        self.taken = False
+        """Whether joins are refused as NODE_TAKEN."""
+        self.answering = asyncio.Event()
+        """Cleared: nothing is answered."""
+        self.answering.set()
+        self.acknowledging = asyncio.Event()
+        """Cleared: batches are applied but not acknowledged."""
+        self.acknowledging.set()
+        self.granted_ttl_s: float | None = None
+        """TTL that joins get, instead of the one they ask for."""
+        self._lease_ids = 0
+        self._live_lease = 0
+        self._breaks: set[asyncio.Event] = set()
+        self._server = GrpcServer(address="127.0.0.1:0", service_names=[])
+        registry_pb2_grpc.add_NodeServiceServicer_to_server(_node_servicer(self), self._server.server)
+        registry_pb2_grpc.add_IndexServiceServicer_to_server(_index_servicer(self), self._server.server)
+
+    async def __aenter__(self) -> Self:
+        await self._server.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._server.__aexit__(kind, error, trace)
+
+    @property
+    def address(self) -> str:
+        """host:port of the server."""
+        return f"127.0.0.1:{self._server.port}"
+
+    def lose_lease(self) -> None:
+        """Forgets the node and its lease, as after a revocation; streams notice at their next message."""
+        self.nodes.clear()
+        self._live_lease = 0
+
+    def break_streams(self) -> None:
+        """Breaks all streams, as a registry that dies does."""
+        for event in self._breaks:
+            event.set()
+        self._breaks.clear()
+
+    def keys_of(self, set_id: str) -> set[str]:
+        """Returns the lookup keys that lead to a set."""
+        return {key for _, key, found in self.pointers if found == set_id}
+
+    async def join(self, requests: AsyncIterator[registry_pb2.JoinNodeRequest]) -> AsyncIterator[Any]:
+        """Serves JoinNode."""
+        ttl = 10.0
+        async for request in self._until_broken(requests):
+            await self.answering.wait()
+            response = registry_pb2.JoinNodeResponse(sequence=request.sequence)
+            step = request.WhichOneof("step")
+            if step == "join":
+                ttl = self._join(request.join)
+                response.joined.lease_id = self._live_lease
+            elif step == "leave":
+                self.left_count += 1
+                self.nodes.clear()
+                self._live_lease = 0
+                response.left.SetInParent()
+                yield response
+                return
+            else:
+                self._keep(request)
+                response.kept.SetInParent()
+            response.ttl.CopyFrom(_seconds(ttl))
+            yield response
+
+    def _join(self, join: registry_pb2.JoinNodeRequest.Join) -> float:
+        self.join_count += 1
+        if self.taken:
+            raise AlreadyExistsError("NODE_TAKEN", "another session holds the node")
+        if join.lease_id and join.lease_id != self._live_lease:
+            raise AbortedError("LEASE_LOST", "the lease is gone")
+        if not join.lease_id:
+            self._lease_ids += 1
+            self._live_lease = self._lease_ids
+        self.nodes[join.node.node_id] = join.node
+        return self.granted_ttl_s or join.ttl.seconds + join.ttl.nanos / 1e9
+
+    def _keep(self, request: registry_pb2.JoinNodeRequest) -> None:
+        if not self._live_lease:
+            raise AbortedError("LEASE_LOST", "the lease is gone")
+        self.keep_alive_count += 1
+        if request.HasField("update"):
+            self.nodes[request.update.node.node_id] = request.update.node
+
+    async def publish(self, requests: AsyncIterator[registry_pb2.PublishBlockSetsRequest]) -> AsyncIterator[Any]:
+        """Serves PublishBlockSets."""
+        engine_id = ""
+        async for request in self._until_broken(requests):
+            await self.answering.wait()
+            response = registry_pb2.PublishBlockSetsResponse()
+            if request.HasField("open"):
+                engine_id = request.open.engine_id
+                self.opened_engines.append(engine_id)
+                response.opened.ttl.CopyFrom(_seconds(10))
+                yield response
+                continue
+            self._apply(request.batch)
+            await self.acknowledging.wait()
+            response.acknowledged.nonce = request.batch.nonce
+            yield response
+        self.ended_engines.append(engine_id)
+        self.pointers = {key: value for key, value in self.pointers.items() if value.engine_id != engine_id}
+
+    def _apply(self, batch: registry_pb2.PublishBlockSetsRequest.Batch) -> None:
+        self.batches.append(batch)
+        for pointer in batch.upserts:
+            self.pointers[pointer.scope, pointer.key, pointer.set_id] = pointer
+        for pointer in batch.removals:
+            self.pointers.pop((pointer.scope, pointer.key, pointer.set_id), None)
+
+    async def _until_broken(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        broken = asyncio.Event()
+        self._breaks.add(broken)
+        breaking = asyncio.ensure_future(broken.wait())
+        try:
+            while True:
+                following = asyncio.ensure_future(anext(requests, None))
+                await asyncio.wait({following, breaking}, return_when=asyncio.FIRST_COMPLETED)
+                if broken.is_set():
+                    following.cancel()
+                    raise UnavailableError("BROKEN", "the stream was broken by the test")
+                if (request := following.result()) is None:
+                    return
+                yield request
+        finally:
+            breaking.cancel()
+            self._breaks.discard(broken)
+
+
+def _node_servicer(registry: FakeRegistry) -> Any:
+    class Nodes(Partial):
+        def JoinNode(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+            return registry.join(requests)
+
+    return Nodes()
+
+
+def _index_servicer(registry: FakeRegistry) -> Any:
+    class Index(Partial):
+        def PublishBlockSets(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+            return registry.publish(requests)
+
+    return Index()

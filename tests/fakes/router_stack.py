@@ -1,0 +1,128 @@
+"""A router with fakes around it, over real sockets."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from backhaul_router.app import Running, running
+from backhaul_router.config import Config
+from tests.fakes.directory import FakeDirectory
+from tests.fakes.engine import FakeEngine
+from tests.fakes.eventually import eventually
+from tests.fakes.owner import FakeOwner
+
+CHAT = "/v1/chat/completions"
+MODEL = "tiny"
+
+
+@dataclass
+class RouterStack:
+    """What a test talks to."""
+
+    directory: FakeDirectory
+    owner: FakeOwner
+    prefill: FakeEngine
+    decode: FakeEngine
+    router: Running
+    client: aiohttp.ClientSession
+    exits: AsyncExitStack
+
+    @property
+    def url(self) -> str:
+        """Base URL of the router."""
+        return f"http://127.0.0.1:{self.router.http_port}"
+
+    def hold(self, set_id: str = "set-1", *, tokens: int = 128) -> None:
+        """Lets the owner hold a block set of the decode engine."""
+        self.owner.hold(set_id, engine_id=self.decode.engine_id, token_count=tokens)
+
+    def publish(self, key: str, set_id: str = "set-1", **fields: Any) -> None:
+        """Publishes a pointer to a block set of the decode engine."""
+        self.directory.publish(
+            key, set_id=set_id, node_id=f"decode-{self.decode.port}", engine_id=self.decode.engine_id, **fields
+        )
+
+    async def add(self, engine: FakeEngine, **fields: Any) -> FakeEngine:
+        """Starts another engine and lists it; returns when the router knows."""
+        await self.exits.enter_async_context(engine)
+        fields.setdefault("agent", self.owner.address)
+        node = await self.directory.add(engine, **fields)
+        await eventually(lambda: self.router.table.get(node.node_id) is not None)
+        return engine
+
+    async def lose(self, engine: FakeEngine) -> None:
+        """Removes an engine's node; returns when the router knows."""
+        node_id = f"{engine.role}-{engine.port}"
+        await self.directory.remove(node_id)
+        await eventually(lambda: self.router.table.get(node_id) is None)
+
+    async def chat(self, *contents: str, headers: dict[str, str] | None = None, **fields: Any) -> "Got":
+        """Sends a chat turn; contents alternate between user and assistant."""
+        return await self.post(CHAT, chat_body(*contents, **fields), headers)
+
+    async def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> "Got":
+        """Sends a body and reads the whole answer."""
+        async with self.client.post(f"{self.url}{path}", json=body, headers=headers) as response:
+            return Got(response.status, response.headers, await response.read())
+
+
+@dataclass
+class Got:
+    """An answer."""
+
+    status: int
+    headers: Any
+    body: bytes
+
+    @property
+    def route(self) -> str:
+        """How the turn was served."""
+        return str(self.headers.get("x-backhaul-route"))
+
+    @property
+    def miss(self) -> str:
+        """Why it was cold."""
+        return str(self.headers.get("x-backhaul-miss", ""))
+
+
+def chat_body(*contents: str, **fields: Any) -> dict[str, Any]:
+    """Returns a chat body; contents alternate between user and assistant."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[index % 2], "content": content} for index, content in enumerate(contents or ("hi",))]
+    return {"model": MODEL, "messages": messages, **fields}
+
+
+@asynccontextmanager
+async def router_stack(
+    *, prefill: FakeEngine | None = None, decode: FakeEngine | None = None, listed: bool = True, **config: Any
+) -> AsyncIterator[RouterStack]:
+    """Starts one prefill and one decode engine, an owner, a registry and a router that knows them all."""
+    async with AsyncExitStack() as exits:
+        directory = await exits.enter_async_context(FakeDirectory())
+        owner = await exits.enter_async_context(FakeOwner())
+        p = await exits.enter_async_context(prefill or FakeEngine("prefill"))
+        d = await exits.enter_async_context(decode or FakeEngine("decode"))
+        if listed:
+            await directory.add(p)
+            await directory.add(d, agent=owner.address)
+        router = await exits.enter_async_context(router_for((directory.address,), **config))
+        client = await exits.enter_async_context(aiohttp.ClientSession())
+        if listed:
+            await eventually(lambda: len(router.table) == 2)
+        yield RouterStack(directory, owner, p, d, router, client, exits)
+
+
+@asynccontextmanager
+async def router_for(registries: Sequence[str], **config: Any) -> AsyncIterator[Running]:
+    """Starts a router on free ports, with limits that suit a busy machine."""
+    defaults = {
+        "listen_http": "127.0.0.1:0",
+        "listen_grpc": "127.0.0.1:0",
+        "lookup_budget_s": 1.0,
+        "grace_s": 0.0,
+    }
+    async with running(Config(registry=tuple(registries), **{**defaults, **config})) as router:
+        yield router

@@ -1,0 +1,56 @@
+"""The part of vLLM's HTTP server that says who it is: health, models, version."""
+
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+
+class FakeVllmHttp:
+    """Listens on a free port of 127.0.0.1."""
+
+    def __init__(self) -> None:
+        self.healthy = True
+        self.models = ["model-1"]
+        self.models_status = 200
+        self.requests: list[str] = []
+        self.port = 0
+        application = web.Application()
+        application.router.add_get("/health", self._health)
+        application.router.add_get("/v1/models", self._list_models)
+        application.router.add_get("/version", self._version)
+        self._runner = web.AppRunner(application)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+
+    async def start(self) -> None:
+        """Listens, on the same port as before if there was one."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    @property
+    def url(self) -> str:
+        """Base URL."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def _health(self, request: web.Request) -> web.Response:
+        self.requests.append(request.path)
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def _list_models(self, request: web.Request) -> web.Response:
+        self.requests.append(request.path)
+        data = [{"id": name, "object": "model", "max_model_len": 4096} for name in self.models]
+        return web.json_response({"object": "list", "data": data}, status=self.models_status)
+
+    async def _version(self, request: web.Request) -> web.Response:
+        self.requests.append(request.path)
+        return web.json_response({"version": "0.32.0"})
