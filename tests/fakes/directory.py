@@ -9,9 +9,10 @@ from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
 from backhaul_common.errors import BackhaulError
 from backhaul_common.grpc_server import GrpcServer
 from tests.fakes.engine import FakeEngine
+from tests.fakes.partial import Partial
 
 
-class FakeDirectory(registry_pb2_grpc.IndexServiceServicer, registry_pb2_grpc.NodeServiceServicer):
+class FakeDirectory(Partial):
     """One registry replica; an async context manager."""
 
     def __init__(self) -> None:
@@ -42,8 +43,9 @@ class FakeDirectory(registry_pb2_grpc.IndexServiceServicer, registry_pb2_grpc.No
         """Listens; after a stop, on the same port again."""
         names = ("backhaul.registry.v1.IndexService", "backhaul.registry.v1.NodeService")
         self._server = GrpcServer(address=f"127.0.0.1:{self.port}", service_names=names)
-        registry_pb2_grpc.add_IndexServiceServicer_to_server(self, self._server.server)
-        registry_pb2_grpc.add_NodeServiceServicer_to_server(self, self._server.server)
+        servicer: Any = self
+        registry_pb2_grpc.add_IndexServiceServicer_to_server(servicer, self._server.server)
+        registry_pb2_grpc.add_NodeServiceServicer_to_server(servicer, self._server.server)
         await self._server.__aenter__()
         self.port = self._server.port
 

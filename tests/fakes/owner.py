@@ -9,9 +9,10 @@ from typing import Any, Self
 from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
 from backhaul_common.errors import BackhaulError, FailedPreconditionError, NotFoundError
 from backhaul_common.grpc_server import GrpcServer
+from tests.fakes.partial import Partial
 
 
-class FakeOwner(agent_pb2_grpc.BlockSetServiceServicer):
+class FakeOwner(Partial):
     """The agent beside one decode engine; an async context manager."""
 
     def __init__(self) -> None:
@@ -28,7 +29,8 @@ class FakeOwner(agent_pb2_grpc.BlockSetServiceServicer):
 
     async def __aenter__(self) -> Self:
         self._server = GrpcServer(address="127.0.0.1:0", service_names=("backhaul.agent.v1.BlockSetService",))
-        agent_pb2_grpc.add_BlockSetServiceServicer_to_server(self, self._server.server)
+        servicer: Any = self
+        agent_pb2_grpc.add_BlockSetServiceServicer_to_server(servicer, self._server.server)
         await self._server.__aenter__()
         self.port = self._server.port
         return self

@@ -1,5 +1,6 @@
 """A router with fakes around it, over real sockets."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -99,7 +100,11 @@ def chat_body(*contents: str, **fields: Any) -> dict[str, Any]:
 async def router_stack(
     *, prefill: FakeEngine | None = None, decode: FakeEngine | None = None, listed: bool = True, **config: Any
 ) -> AsyncIterator[RouterStack]:
-    """Starts one prefill and one decode engine, an owner, a registry and a router that knows them all."""
+    """Starts one prefill and one decode engine, an owner, a registry and a router that knows them all.
+
+    Leaving fails the test when tasks are left behind.
+    """
+    before = asyncio.all_tasks()
     async with AsyncExitStack() as exits:
         directory = await exits.enter_async_context(FakeDirectory())
         owner = await exits.enter_async_context(FakeOwner())
@@ -113,6 +118,7 @@ async def router_stack(
         if listed:
             await eventually(lambda: len(router.table) == 2)
         yield RouterStack(directory, owner, p, d, router, client, exits)
+    await eventually(lambda: asyncio.all_tasks() <= before | {asyncio.current_task()})
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from tests.fakes.router_stack import RouterStack, chat_body, router_stack
 
 
 @pytest.fixture
-async def stack(no_leaks: None) -> AsyncIterator[RouterStack]:
+async def stack() -> AsyncIterator[RouterStack]:
     async with router_stack() as stack:
         yield stack
 

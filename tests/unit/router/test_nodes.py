@@ -1,0 +1,90 @@
+"""Which nodes can work together."""
+
+from typing import Any
+
+import pytest
+
+from backhaul_router.core.nodes import Engine, Node, NodeState, NodeTable, Role, compatible
+
+
+def node(node_id: str, **fields: Any) -> Node:
+    engine = Engine(
+        f"{node_id}-engine", fields.pop("hash", "h"), fields.pop("weights", "w"), fields.pop("connector", "1"), True
+    )
+    defaults: dict[str, Any] = {
+        "role": Role.PREFILL if node_id.startswith("p") else Role.DECODE,
+        "agent_address": "127.0.0.1:1",
+        "engine_url": "http://127.0.0.1:2",
+        "models": frozenset({"m"}),
+        "engines": (engine,),
+        "state": NodeState.READY,
+    }
+    return Node(node_id, **{**defaults, **fields})
+
+
+@pytest.mark.parametrize(
+    ("other", "fits"),
+    [
+        ({}, True),
+        ({"hash": "x"}, False),
+        ({"hash": ""}, True),
+        ({"weights": "x"}, False),
+        ({"weights": ""}, True),
+        ({"engines": ()}, True),
+    ],
+)
+def test_engines_exchange_unless_something_known_differs(other: dict[str, Any], fits: bool) -> None:
+    assert compatible(node("p1"), node("d1", **other)) is fits
+
+
+@pytest.mark.parametrize(
+    ("nodes", "problem"),
+    [
+        ([], "no nodes are known"),
+        ([node("p1")], "no decode node is ready"),
+        ([node("d1")], "no prefill node is ready"),
+        ([node("p1"), node("d1", state=NodeState.NOT_READY)], "no decode node is ready"),
+        ([node("p1", state=NodeState.DRAINING), node("d1")], "no prefill node is ready"),
+        (
+            [node("p1"), node("d1", models=frozenset({"x"}))],
+            "no prefill node can exchange blocks with a decode node of the same model",
+        ),
+        (
+            [node("p1"), node("d1", hash="x")],
+            "no prefill node can exchange blocks with a decode node of the same model",
+        ),
+        ([node("p1"), node("d1")], ""),
+    ],
+)
+def test_a_usable_pair_is_needed(nodes: list[Node], problem: str) -> None:
+    table = NodeTable()
+    table.replace(nodes)
+    assert table.problem() == problem
+
+
+def test_groups_of_different_builds_never_cross() -> None:
+    table = NodeTable()
+    table.replace([node("p1", hash="x"), node("d1", hash="x"), node("p2", hash="y"), node("d2", hash="y")])
+    assert [(p.node_id, d.node_id) for p, d in table.pairs("m")] == [("p1", "d1"), ("p2", "d2")]
+
+
+def test_changes_are_applied_over_a_snapshot() -> None:
+    table = NodeTable()
+    table.replace([node("p1"), node("d1")])
+    table.change([node("d1", state=NodeState.NOT_READY), node("d2")], ["p1"])
+    assert {n.node_id: n.state for n in table} == {"d1": NodeState.NOT_READY, "d2": NodeState.READY}
+    table.replace([])
+    assert len(table) == 0
+
+
+def test_a_model_is_known_while_any_node_names_it() -> None:
+    table = NodeTable()
+    table.replace([node("d1", state=NodeState.NOT_READY, models=frozenset({"m", "lora"}))])
+    assert table.serves("lora")
+    assert not table.serves("x")
+
+
+def test_a_node_reuses_only_with_the_connector_in_every_engine() -> None:
+    assert node("p1").reuse
+    assert not node("p1", connector="").reuse
+    assert not node("p1", engines=()).reuse
