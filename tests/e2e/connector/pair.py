@@ -1,0 +1,171 @@
+"""A prefill and a decode engine, each with a recording agent on its connector's socket; driven leg by leg."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from backhaul_connector.anchors import AnchorChain, Anchors, identity_of
+from backhaul_connector.wire import PARAMS_KEY, BlockSetReport, Freed, Retained
+from backhaul_local.engines import MODEL_NAME
+from backhaul_local.processes import Process
+from tests.e2e.connector.nixl_peer import NixlPeer
+from tests.fakes.agent_peer import AgentPeer
+
+COLD: dict[str, Any] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+SCOPE = "scope"
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """What an engine answered."""
+
+    status: int
+    body: dict[str, Any]
+
+    @property
+    def params(self) -> dict[str, Any]:
+        params: dict[str, Any] = self.body["kv_transfer_params"]
+        return params
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        verdict: dict[str, Any] = self.params[PARAMS_KEY]
+        return verdict
+
+    @property
+    def tokens(self) -> list[int]:
+        tokens: list[int] = self.body["choices"][0]["token_ids"]
+        return tokens
+
+
+class Engine:
+    """One engine under test."""
+
+    def __init__(self, url: str, process: Process, agent: AgentPeer) -> None:
+        self.url = url
+        self.process = process
+        self.agent = agent
+        self.nixl: NixlPeer
+        self.http = httpx2.Client(base_url=url, timeout=120, trust_env=False)
+
+    def complete(self, prompt: Sequence[int], params: Mapping[str, Any] | None, max_tokens: int, **more: Any) -> Leg:
+        """Completes token ids, greedily and to the full length."""
+        body = {
+            "model": MODEL_NAME,
+            "prompt": list(prompt),
+            "temperature": 0,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            **more,
+        }
+        if params is not None:
+            body["kv_transfer_params"] = params
+        answer = self.http.post("/v1/completions", json=body)
+        return Leg(answer.status_code, answer.json())
+
+    def metric(self, name: str) -> float:
+        """Returns the sum of a metric over its labels; ``name`` may hold a label (``source="..."``)."""
+        family, _, label = name.partition("{")
+        lines = self.http.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(family + "{") and label in line)
+
+    def retained(self) -> list[str]:
+        """Returns the sets that were reported and not yet reported as freed."""
+        messages = self.agent.messages
+        freed = {set_id for message in messages if isinstance(message, Freed) for set_id in message.set_ids}
+        return [m.set.set_id for m in messages if isinstance(m, Retained) and m.set.set_id not in freed]
+
+    def forget(self) -> bool:
+        """Empties the engine's prefix cache; false while blocks are pinned."""
+        return bool(self.http.post("/reset_prefix_cache").json().get("success", True))
+
+
+class Pair:
+    """The two engines and how a turn runs over them."""
+
+    def __init__(self, prefill: Engine, decode: Engine, vocabulary: Sequence[int], seed: int) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self._vocabulary = vocabulary
+        self._random = random.Random(seed)
+
+    def tokens(self, count: int) -> list[int]:
+        """Returns random token ids that no other call returned."""
+        return self._random.choices(self._vocabulary, k=count)
+
+    def turn(
+        self, prompt: Sequence[int], handle: Mapping[str, Any] | None = None, *, keys: Sequence[str] = ("key",),
+        max_tokens: int = 60, **more: Any,
+    ) -> "Turn":  # fmt: skip
+        """Runs both legs, cold or with a handle, and waits for the report when the turn has keys."""
+        first = self.prefill.complete(prompt, handle or COLD, 1, **more)
+        assert first.status == 200, first.body
+        seen = len(self.decode.agent.messages)
+        second = self.decode.complete(prompt, self.label(first.params, keys), max_tokens, **more)
+        assert second.status == 200, second.body
+        report = self.decode.agent.wait(Retained, after=seen).set if keys else None
+        return Turn([*prompt], first, second, report)
+
+    def label(self, params: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+        """Makes the params of a decode leg."""
+        return {**params, PARAMS_KEY: {"scope": SCOPE, "keys": list(keys)}}
+
+    def alone(self, prompt: Sequence[int], max_tokens: int = 60) -> list[int]:
+        """Returns what the decode engine answers by itself, with no cache of either engine in play."""
+        leg = self.decode.complete(prompt, None, max_tokens, cache_salt=self._random.randbytes(8).hex())
+        return leg.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn that ran over both engines."""
+
+    prompt: list[int]
+    first: Leg
+    second: Leg
+    report: BlockSetReport | None
+
+    @property
+    def history(self) -> list[int]:
+        """Prompt and reply."""
+        return [*self.prompt, *self.second.tokens]
+
+    @property
+    def handle(self) -> dict[str, Any]:
+        """What an agent would grant."""
+        assert self.report is not None
+        return handle_of(self.report)
+
+
+def handle_of(report: BlockSetReport) -> dict[str, Any]:
+    """Makes the params of a warm prefill leg from a report."""
+    proof = {
+        "scope": report.scope,
+        "identity": report.identity.hex(),
+        "stride": report.stride,
+        "spacing": report.spacing,
+        "token_count": report.token_count,
+        "anchors": report.anchors.hex(),
+    }
+    flags = {"do_remote_decode": True, "do_remote_prefill": False}
+    return {**report.params, **flags, PARAMS_KEY: proof}
+
+
+def forged(handle: Mapping[str, Any], prompt: Sequence[int], weights_digest: str) -> dict[str, Any]:
+    """Returns the handle with a proof that lies: it says that the blocks hold ``prompt``."""
+    proof = handle[PARAMS_KEY]
+    identity = identity_of(weights_digest=weights_digest, adapter="", cache_salt="", scope=SCOPE)
+    chain = AnchorChain(identity, proof["stride"])
+    chain.extend(prompt[: proof["token_count"]])
+    return {**handle, PARAMS_KEY: {**proof, "anchors": Anchors.of(chain, identity).digests.hex()}}

@@ -1,0 +1,143 @@
+"""A decode engine: what it retains, it reports; what nobody can come back for, it frees."""
+
+import time
+
+import pytest
+
+from backhaul_connector.wire import Claimed, Deadlines, Freed, Hello, Replayed, Retained, Returned
+from tests.e2e.connector.conftest import TTL_S
+from tests.e2e.connector.pair import SCOPE, Pair
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
+
+
+def _eventually_free(pair: Pair, timeout_s: float = 5) -> None:
+    deadline = time.monotonic() + timeout_s
+    while pair.decode.metric("vllm:kv_cache_usage_perc"):
+        assert time.monotonic() < deadline, "the engine keeps blocks"
+        time.sleep(0.1)
+
+
+def test_no_reply_of_a_labelled_turn_carries_a_handle(pair: Pair) -> None:
+    turn = pair.turn(pair.tokens(200))
+    assert turn.second.body.get("kv_transfer_params") is None
+
+    first = pair.prefill.complete(turn.prompt, None, 1)
+    assert first.status == 200
+    body = {"model": "backhaul-demo", "prompt": pair.tokens(200), "max_tokens": 20, "stream": True}
+    labelled = {**body, "kv_transfer_params": pair.label({}, ["key"])}
+    with pair.decode.http.stream("POST", "/v1/completions", json=labelled) as answer:
+        text = "".join(answer.iter_text())
+    assert "data:" in text
+    assert "kv_transfer_params" not in text
+
+
+def test_a_turn_without_keys_is_freed_at_once(pair: Pair) -> None:
+    pair.turn(pair.tokens(300), keys=())
+
+    _eventually_free(pair)
+
+
+def test_a_label_that_cannot_be_read_retains_nothing(pair: Pair) -> None:
+    leg = pair.decode.complete(pair.tokens(300), {"backhaul": {"scope": 1, "keys": "x"}}, 20)
+
+    assert leg.status == 200
+    _eventually_free(pair)
+
+
+def test_a_turn_that_ends_by_a_stop_string_retains_nothing(pair: Pair) -> None:
+    prompt = pair.tokens(300)
+    text = pair.decode.complete(prompt, None, 30).body["choices"][0]["text"]
+    seen = len(pair.decode.agent.messages)
+
+    leg = pair.decode.complete(prompt, pair.label({}, ["key"]), 30, stop=[text.split()[5]], ignore_eos=True)
+
+    assert leg.body["choices"][0]["finish_reason"] == "stop"
+    _eventually_free(pair)
+    assert not any(isinstance(message, Retained) for message in pair.decode.agent.messages[seen:])
+
+
+def test_a_set_that_is_read_is_reported_as_freed(pair: Pair) -> None:
+    before = pair.turn(pair.tokens(300))
+    assert before.report is not None
+
+    pair.turn([*before.history, *pair.tokens(40)], before.handle, keys=())
+
+    assert pair.decode.agent.wait(Freed, where=lambda freed: before.report.set_id in freed.set_ids)  # type: ignore[union-attr]
+
+
+def test_a_turn_of_the_decode_engine_alone_is_tracked_and_expires(pair: Pair) -> None:
+    """Without tracking its blocks would stay pinned until the engine restarts."""
+    seen = len(pair.decode.agent.messages)
+    leg = pair.decode.complete(pair.tokens(300), pair.label({}, ["key"]), 30)
+    assert leg.status == 200
+    set_id = pair.decode.agent.wait(Retained, after=seen).set.set_id
+
+    pair.decode.agent.wait(Freed, after=seen, timeout_s=TTL_S + 10, where=lambda freed: set_id in freed.set_ids)
+
+    _eventually_free(pair)
+
+
+def test_a_turn_of_the_decode_engine_alone_can_be_released(pair: Pair) -> None:
+    seen = len(pair.decode.agent.messages)
+    pair.decode.complete(pair.tokens(300), pair.label({}, ["key"]), 30)
+    set_id = pair.decode.agent.wait(Retained, after=seen).set.set_id
+
+    pair.decode.nixl.release(set_id)
+
+    pair.decode.agent.wait(Freed, after=seen, timeout_s=2, where=lambda freed: set_id in freed.set_ids)
+    _eventually_free(pair)
+
+
+def test_a_renewal_is_confirmed_by_the_engine_with_its_new_deadline(pair: Pair) -> None:
+    turn = pair.turn(pair.tokens(200))
+    assert turn.report is not None
+    set_id = turn.report.set_id
+    # The engine only ever lengthens: wait until two thirds of its lease (4 s) reach further than what is left.
+    time.sleep(TTL_S - 3)
+    seen = len(pair.decode.agent.messages)
+
+    pair.decode.nixl.renew(set_id)
+
+    confirmed = pair.decode.agent.wait(Deadlines, after=seen, timeout_s=2).deadlines[set_id]
+    assert turn.report.deadline < confirmed <= time.perf_counter() + 4.1
+
+
+def test_a_new_session_starts_with_a_replay_that_knows_what_was_claimed(pair: Pair) -> None:
+    turns = [pair.turn(pair.tokens(200), keys=(f"key{index}",)) for index in range(3)]
+    sets = [turn.report.set_id for turn in turns if turn.report is not None]
+    for message in (Claimed(set_id=sets[0]), Claimed(set_id=sets[1]), Returned(set_id=sets[1])):
+        pair.decode.agent.send(message)
+    # The agent dies right after it wrote: what it wrote counts all the same.
+    pair.decode.agent.vanish()
+    seen = len(pair.decode.agent.messages)
+
+    pair.decode.agent.listen()
+
+    hello = pair.decode.agent.wait(Hello, after=seen)
+    replayed = pair.decode.agent.wait(Replayed, after=seen)
+    reports = [message for message in pair.decode.agent.messages[seen:] if isinstance(message, Retained)]
+    assert hello.last_session == "peer"
+    assert replayed.set_count == len(reports)
+    assert all(report.replayed for report in reports)
+    claimed = {report.set.set_id: report.set.claimed for report in reports}
+    assert [claimed[set_id] for set_id in sets] == [True, False, False]
+    assert {report.set.scope for report in reports} == {SCOPE}
+
+
+def test_without_an_agent_every_output_is_the_same(pair: Pair) -> None:
+    prompt = pair.tokens(300)
+    right = pair.alone(prompt)
+    pair.decode.agent.vanish()
+    pair.prefill.agent.vanish()
+    try:
+        first = pair.prefill.complete(prompt, None, 1)
+        leg = pair.decode.complete(prompt, pair.label({}, ["key"]), 60)
+        assert (first.status, leg.status) == (200, 200)
+        assert leg.tokens == right
+    finally:
+        seen = len(pair.decode.agent.messages)
+        pair.decode.agent.listen()
+        pair.prefill.agent.listen()
+    # What was retained meanwhile comes with the replay.
+    assert pair.decode.agent.wait(Retained, after=seen).replayed
