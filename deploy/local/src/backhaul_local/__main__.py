@@ -22,6 +22,8 @@ from backhaul_local.stack import Stack, StackOptions
 from backhaul_local.table import comparison, verdict
 
 _KEPT_STATES = 5
+_WARM_UP = Plan(turns=2, document_words=300, reply_tokens=80)
+"""Enough for both engines to have met, in both directions, before anything is measured."""
 
 _UP = """
 [bold]The stack is up.[/bold] Router: {url} (gRPC {grpc}), logs: {logs}
@@ -114,7 +116,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     with _stack(options, console) as stack:
         console.print("Warming up ...")
         for reuse in (False, True):
-            play(stack.routers[0], Plan(turns=2, document_words=200, reply_tokens=100), reuse=reuse)
+            play(stack.routers[0], _WARM_UP, reuse=reuse)
         without = _arm(stack.routers[0], plan, console, reuse=False)
         with_reuse = _arm(stack.routers[0], plan, console, reuse=True)
         console.print(comparison(with_reuse, without))

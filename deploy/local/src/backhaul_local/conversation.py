@@ -31,7 +31,7 @@ class Plan:
     turns: int = 5
     document_words: int = 2000
     """Length of the document in the first message."""
-    reply_tokens: int = 200
+    reply_tokens: int = 160
     """Length of every reply."""
 
 

@@ -2,20 +2,21 @@
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.table import Table
 
 from backhaul_local.conversation import Turn
 
-
-_CAPTION = "prompt to computed: tokens, with reuse; TTFT: time to first token with reuse (on) and without (off)"
+_FIGURES = ("prompt\ntokens", "local\nhit", "read\nfrom D", "com-\nputed", "TTFT\non", "TTFT\noff", "ratio")
+_CAPTION = "Tokens are those with reuse. TTFT: time to first token, with reuse on and off."
 
 
 def comparison(with_reuse: Sequence[Turn], without: Sequence[Turn]) -> Table:
     """Returns one row per turn. Token counts are those of the conversation with reuse."""
-    table = Table(title="The same conversation with and without reuse", caption=_CAPTION)
+    table = Table(title="The same conversation with and without reuse", caption=_CAPTION, box=box.SIMPLE_HEAD)
     for heading in ("turn", "route"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("prompt", "local hit", "read from D", "computed", "TTFT on", "TTFT off", "ratio"):
+        table.add_column(heading)
+    for heading in _FIGURES:
         table.add_column(heading, justify="right", no_wrap=True)
     for number, (on, off) in enumerate(zip(with_reuse, without, strict=True), start=1):
         table.add_row(
