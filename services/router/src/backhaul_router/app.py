@@ -87,7 +87,6 @@ async def running(config: Config) -> AsyncIterator[Running]:
             tenants=tenants,
             policy=policy,
             observer=TurnObserver(clock),
-            clock=clock,
         )
         models = Models(engines, table)
         limit = int(config.body_limit)

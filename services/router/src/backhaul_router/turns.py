@@ -8,7 +8,6 @@ from typing import Literal, Protocol
 
 from opentelemetry.context import Context
 
-from backhaul_common.clock import Clock
 from backhaul_router.core import misses
 from backhaul_router.core.body import Endpoint, TurnBody, parse_body
 from backhaul_router.core.claims import Grant
@@ -142,7 +141,6 @@ class Turns:
         tenants: Tenants,
         policy: Policy,
         observer: TurnObserver,
-        clock: Clock,
     ) -> None:
         self._engines = engines
         self._owner = owner
@@ -153,7 +151,6 @@ class Turns:
         self._tenants = tenants
         self._policy = policy
         self._observer = observer
-        self._clock = clock
 
     def authenticate(self, authorization: str | None) -> str:
         """Returns the caller's tenant. Raises ApiError (401)."""

@@ -1,0 +1,268 @@
+"""In-process ports, and a router's turn code on top of them."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from backhaul_common.errors import BackhaulError
+from backhaul_router.core.body import Endpoint
+from backhaul_router.core.candidates import Pointer
+from backhaul_router.core.claims import Claim, Grant
+from backhaul_router.core.engines import EngineError, Failure, Reply
+from backhaul_router.core.fresh import FreshKeys
+from backhaul_router.core.lookup import keys_of
+from backhaul_router.core.nodes import Node, NodeTable
+from backhaul_router.core.picking import Load
+from backhaul_router.core.tenants import Tenants
+from backhaul_router.lookups import Lookups
+from backhaul_router.observing import TurnObserver
+from backhaul_router.turns import Answer, Policy, TurnRequest, Turns
+from tests.unit.router.bodies import chat
+from tests.unit.router.test_nodes import node
+
+BUDGET_S = 0.05
+
+
+class FakeClock:
+    """Time that moves only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.on_sleep: Callable[[], None] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.on_sleep()
+        await asyncio.sleep(0)
+
+
+class FakeRegistry:
+    """Pointers, or an error."""
+
+    def __init__(self) -> None:
+        self.pointers: list[Pointer] = []
+        self.failure: BackhaulError | None = None
+        self.lookups: list[tuple[str, tuple[str, ...]]] = []
+
+    async def find(self, scope: str, keys: Sequence[str], *, timeout_s: float) -> list[Pointer]:
+        self.lookups.append((scope, tuple(keys)))
+        if self.failure:
+            raise self.failure
+        return [pointer for key in keys for pointer in self.pointers if pointer.key == key]
+
+
+class FakeOwner:
+    """Grants everything, or answers with an error."""
+
+    def __init__(self) -> None:
+        self.claims: list[Claim] = []
+        self.returned: list[str] = []
+        self.failure: BackhaulError | None = None
+        self.handle = '{"remote_block_ids":[[1]],"backhaul":{"token_count":128}}'
+
+    async def claim(self, claim: Claim, *, timeout_s: float) -> Grant:
+        self.claims.append(claim)
+        if self.failure:
+            raise self.failure
+        return Grant(claim, self.handle)
+
+    def give_back(self, claim: Claim) -> None:
+        self.returned.append(claim.request_id)
+
+
+@dataclass
+class Sent:
+    """One leg."""
+
+    node: str
+    body: dict[str, Any]
+    headers: Mapping[str, str]
+    warm: bool = False
+
+
+class FakeStream:
+    """A decode engine's answer."""
+
+    def __init__(
+        self,
+        *chunks: bytes,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        breaks: Failure | None = None,
+    ) -> None:
+        self.status = status
+        self.headers = headers if headers is not None else {"content-type": "text/event-stream"}
+        self.complete = False
+        self._chunks = chunks or (b"data: [DONE]\n\n",)
+        self._breaks = breaks
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        for chunk in self._chunks:
+            yield chunk
+        if self._breaks:
+            raise EngineError(self._breaks)
+        self.complete = True
+
+    async def read(self) -> bytes:
+        return b"".join([chunk async for chunk in self.chunks()])
+
+
+def hand_off(**verdict: Any) -> Reply:
+    """A prefill engine's answer with a verdict."""
+    full = {"prompt": 200, "local": 0, "read": 0, "spent": False, "refused": "", **verdict}
+    params = {"remote_block_ids": [[5]], "remote_host": "h", "backhaul": full}
+    return Reply(200, {}, json.dumps({"kv_transfer_params": params, "usage": {"prompt_tokens": 200}}).encode())
+
+
+def warm_hand_off(**verdict: Any) -> Reply:
+    """A prefill engine's answer after a read."""
+    return hand_off(**{"local": 16, "read": 112, "verified": 128, "spent": True, **verdict})
+
+
+def fault(status: int, message: str = "no") -> Reply:
+    """An engine's error."""
+    return Reply(status, {}, json.dumps({"error": {"message": message, "type": "t", "code": status}}).encode())
+
+
+PrefillStep = Reply | Failure | Callable[[], Awaitable[Reply]]
+DecodeStep = FakeStream | Failure | Callable[[], Awaitable[FakeStream]]
+
+
+class FakeEngines:
+    """Scripted engines: one step per leg, success when the script is over."""
+
+    def __init__(self) -> None:
+        self.prefills: list[Sent] = []
+        self.decodes: list[Sent] = []
+        self.prefill_steps: list[PrefillStep] = []
+        self.decode_steps: list[DecodeStep] = []
+        self.tokens: list[int] | Failure = Failure.TIMEOUT
+        self.open_decodes = 0
+
+    async def prefill(self, url: str, body: bytes, headers: Mapping[str, str], *, warm: bool) -> Reply:
+        self.prefills.append(Sent(_node_of(url), json.loads(body), headers, warm))
+        step = self.prefill_steps.pop(0) if self.prefill_steps else warm_hand_off() if warm else hand_off()
+        if isinstance(step, Failure):
+            raise EngineError(step)
+        return step if isinstance(step, Reply) else await step()
+
+    @asynccontextmanager
+    async def decode(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[FakeStream]:
+        self.decodes.append(Sent(_node_of(url), json.loads(body), headers))
+        step = self.decode_steps.pop(0) if self.decode_steps else FakeStream()
+        if isinstance(step, Failure):
+            raise EngineError(step)
+        stream = step if isinstance(step, FakeStream) else await step()
+        self.open_decodes += 1
+        try:
+            yield stream
+        finally:
+            self.open_decodes -= 1
+
+    async def tokenize(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> list[int]:
+        if isinstance(self.tokens, Failure):
+            raise EngineError(self.tokens)
+        return self.tokens
+
+
+def _node_of(url: str) -> str:
+    return url.removeprefix("http://").partition("/")[0]
+
+
+def ready(*ids: str, **fields: Any) -> list[Node]:
+    """Ready nodes whose engine URL is their id."""
+    return [
+        node(node_id, engine_url=f"http://{node_id}", agent_address=f"agent-{node_id}", **fields) for node_id in ids
+    ]
+
+
+class Bench:
+    """The turn code over fakes. Nodes p1, p2, d1, d2 serve the model ``m``."""
+
+    def __init__(
+        self, *, nodes: Iterable[Node] | None = None, policy: Policy | None = None, tenants: Tenants | None = None
+    ) -> None:
+        self.clock = FakeClock()
+        self.registry = FakeRegistry()
+        self.owner = FakeOwner()
+        self.engines = FakeEngines()
+        self.table = NodeTable()
+        self.table.replace(ready("p1", "p2", "d1", "d2") if nodes is None else nodes)
+        self.load = Load(self.clock.monotonic)
+        self.fresh = FreshKeys(self.clock.monotonic)
+        lookups = Lookups(
+            registry=self.registry,
+            owner=self.owner,
+            tokenizer=self.engines,
+            table=self.table,
+            load=self.load,
+            fresh=self.fresh,
+            clock=self.clock,
+            budget_s=BUDGET_S,
+        )
+        self.turns = Turns(
+            engines=self.engines,
+            owner=self.owner,
+            lookups=lookups,
+            table=self.table,
+            load=self.load,
+            fresh=self.fresh,
+            tenants=tenants or Tenants(),
+            policy=policy or Policy(),
+            observer=TurnObserver(self.clock),
+        )
+
+    def publish(self, *contents: str, node_id: str = "d1", set_id: str = "set", **fields: Any) -> None:
+        """Publishes what a chat turn with these contents left."""
+        key = keys_of(chat(*contents, model="m"), None).own
+        defaults: dict[str, Any] = {"token_count": 128, "digest": b"", "stride": 64, "identity": b"i" * 16}
+        self.registry.pointers.append(
+            Pointer(key, set_id, fields.pop("engine_id", f"{node_id}-engine"), node_id, **{**defaults, **fields})
+        )
+
+    async def chat(self, *contents: str, **fields: Any) -> "Done":
+        """Runs a streamed chat turn to its end."""
+        return await self.run(chat_request(*contents, **fields))
+
+    async def leave(self, *contents: str) -> None:
+        """Begins a turn and leaves as a client does whose connection is lost."""
+        async with self.turns.run(chat_request(*contents)):
+            raise ConnectionResetError
+
+    async def run(self, request: TurnRequest) -> "Done":
+        """Runs a turn to its end."""
+        async with self.turns.run(request) as answer:
+            try:
+                body = answer.body if answer.stream is None else await answer.stream.read()
+                return Done(answer, body or b"", None)
+            except EngineError as error:
+                return Done(answer, b"", error)
+
+
+@dataclass
+class Done:
+    """A turn that ended."""
+
+    answer: Answer
+    body: bytes
+    broken: EngineError | None
+
+    @property
+    def served(self) -> tuple[str, str]:
+        """Route and miss reason."""
+        return self.answer.outcome.route.value, self.answer.outcome.miss
+
+
+def chat_request(*contents: str, **fields: Any) -> TurnRequest:
+    """Returns a streamed chat request of model ``m``; request options by their names."""
+    options = {name: fields.pop(name) for name in ("session_id", "authorization", "reuse") if name in fields}
+    body = chat(*contents, **{"model": "m", "stream": True, **fields})
+    return TurnRequest(Endpoint.CHAT, msgspec.json.encode(body.fields), **options)

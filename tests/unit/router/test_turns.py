@@ -1,0 +1,371 @@
+"""What a turn does when something fails, and what it never does."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from backhaul_router.core.body import Endpoint
+from backhaul_router.core.engines import Failure
+from backhaul_router.core.errors import ApiError
+from backhaul_router.core.nodes import NodeState
+from backhaul_router.core.salt import salt_for
+from backhaul_router.core.tenants import parse_tenants
+from backhaul_router.turns import Policy, TurnRequest
+from tests.unit.router.ports import Bench, FakeStream, fault, hand_off, ready, warm_hand_off
+from tests.unit.router.test_tenants import FILE
+
+JSON = {"content-type": "application/json"}
+STRICT = Policy(prefill_fallback="strict")
+
+
+def warm_bench(**options: Any) -> Bench:
+    """A bench whose turn ``a b c`` finds a block set on d1."""
+    bench = Bench(**options)
+    bench.publish("a")
+    return bench
+
+
+# The way it should go
+
+
+async def test_a_cold_turn_hands_prefills_blocks_to_decode() -> None:
+    bench = Bench()
+    done = await bench.chat("a")
+    (prefill,), (decode,) = bench.engines.prefills, bench.engines.decodes
+    assert prefill.warm is False
+    assert decode.body["kv_transfer_params"]["remote_host"] == "h"
+    assert len(decode.body["kv_transfer_params"]["backhaul"]["keys"]) == 1
+    assert done.body == b"data: [DONE]\n\n"
+    assert bench.load.total == 0
+
+
+async def test_a_warm_turn_reports_what_was_read() -> None:
+    bench = warm_bench()
+    done = await bench.chat("a", "b", "c")
+    outcome = done.answer.outcome
+    assert done.served == ("warm", "")
+    assert (outcome.prompt_token_count, outcome.local_token_count, outcome.read_token_count) == (200, 16, 112)
+    assert done.answer.headers["x-backhaul-read-tokens"] == "112"
+    assert bench.engines.prefills[0].body["kv_transfer_params"]["backhaul"] == {"token_count": 128}
+    assert bench.engines.decodes[0].body["kv_transfer_params"]["remote_block_ids"] == [[5]]
+    assert bench.owner.returned == []
+
+
+async def test_every_leg_and_attempt_has_its_own_request_id() -> None:
+    bench = warm_bench()
+    bench.engines.prefill_steps = [Failure.FAULT]
+    bench.engines.decode_steps = [Failure.REFUSED]
+    await bench.chat("a", "b", "c", request_id="mine")
+    legs = [*bench.engines.prefills, *bench.engines.decodes]
+    ids = [leg.headers["x-request-id"] for leg in legs]
+    assert len(legs) == len(set(ids)) == 5
+    assert "mine" not in str([leg.body for leg in legs])
+
+
+# What the connector says
+
+
+async def test_a_claim_that_was_not_spent_is_returned() -> None:
+    bench = warm_bench()
+    bench.engines.prefill_steps = [hand_off(refused="too_few", local=32)]
+    done = await bench.chat("a", "b", "c")
+    assert done.served == ("cold", "refused:too_few")
+    assert bench.owner.returned == [bench.owner.claims[0].request_id]
+    assert done.answer.outcome.local_token_count == 32
+
+
+async def test_a_refused_handle_that_was_spent_is_not_returned() -> None:
+    bench = warm_bench()
+    bench.engines.prefill_steps = [hand_off(refused="late", spent=True)]
+    assert (await bench.chat("a", "b", "c")).served == ("cold", "refused:late")
+    assert bench.owner.returned == []
+
+
+async def test_blocks_that_nobody_verified_go_no_further() -> None:
+    bench = warm_bench()
+    unverified = warm_hand_off().body.replace(b"backhaul", b"something")
+    bench.engines.prefill_steps = [type(hand_off())(200, {}, unverified)]
+    assert (await bench.chat("a", "b", "c")).served == ("cold", "no_connector")
+    assert "kv_transfer_params" not in bench.engines.decodes[0].body
+
+
+@pytest.mark.parametrize("reply", [b"{}", b'{"kv_transfer_params": null}', b"garbage"])
+async def test_without_a_hand_off_decode_computes_the_prompt(reply: bytes) -> None:
+    bench = Bench()
+    bench.engines.prefill_steps = [type(hand_off())(200, {}, reply)]
+    done = await bench.chat("a")
+    assert done.answer.status == 200
+    assert "kv_transfer_params" not in bench.engines.decodes[0].body
+
+
+# Prefill fails
+
+
+@pytest.mark.parametrize(
+    "step", [Failure.FAULT, Failure.TIMEOUT, Failure.DISCONNECTED, Failure.REFUSED, fault(500), fault(503)]
+)
+async def test_a_warm_leg_that_fails_is_repeated_cold_once_elsewhere(step: Any) -> None:
+    bench = warm_bench()
+    bench.engines.prefill_steps = [step]
+    done = await bench.chat("a", "b", "c")
+    assert done.served == ("cold", "prefill_failed")
+    first, second = bench.engines.prefills
+    assert (first.warm, second.warm) == (True, False)
+    assert first.node != second.node
+    assert "remote_engine_id" in second.body["kv_transfer_params"]
+    assert done.answer.outcome.read_token_count == 0
+
+
+async def test_a_warm_leg_is_repeated_on_the_same_node_when_there_is_no_other() -> None:
+    bench = warm_bench(nodes=ready("p1", "d1"))
+    bench.engines.prefill_steps = [fault(500)]
+    assert (await bench.chat("a", "b", "c")).served == ("cold", "prefill_failed")
+
+
+async def test_a_claim_is_returned_only_when_its_handle_cannot_have_been_sent() -> None:
+    for failure, returned in ((Failure.REFUSED, 1), (Failure.DISCONNECTED, 0), (Failure.TIMEOUT, 0)):
+        bench = warm_bench()
+        bench.engines.prefill_steps = [failure]
+        await bench.chat("a", "b", "c")
+        assert len(bench.owner.returned) == returned, failure
+
+
+async def test_a_200_that_says_error_counts_as_a_failure() -> None:
+    bench = warm_bench()
+    bench.engines.prefill_steps = [type(hand_off())(200, {}, b'{"choices": [{"finish_reason": "error"}]}')]
+    assert (await bench.chat("a", "b", "c")).served == ("cold", "prefill_failed")
+
+
+@pytest.mark.parametrize("step", [Failure.REFUSED, Failure.DISCONNECTED, fault(502), fault(503), fault(504)])
+async def test_a_cold_leg_that_may_work_elsewhere_is_tried_there_once(step: Any) -> None:
+    bench = Bench(policy=STRICT)
+    bench.engines.prefill_steps = [step]
+    assert (await bench.chat("a")).answer.status == 200
+    assert {leg.node for leg in bench.engines.prefills} == {"p1", "p2"}
+
+
+@pytest.mark.parametrize(
+    ("step", "status"), [(fault(500), 502), (Failure.FAULT, 502), (Failure.TIMEOUT, 504)], ids=["500", "fault", "late"]
+)
+async def test_a_cold_leg_that_fails_otherwise_is_the_clients_error(step: Any, status: int) -> None:
+    bench = Bench()
+    bench.engines.prefill_steps = [step]
+    with pytest.raises(ApiError) as caught:
+        await bench.chat("a")
+    assert caught.value.status == status
+    assert len(bench.engines.prefills) == 1
+    assert bench.engines.decodes == []
+
+
+async def test_two_failed_attempts_are_enough() -> None:
+    bench = Bench(policy=STRICT)
+    bench.engines.prefill_steps = [fault(503), fault(503), hand_off()]
+    with pytest.raises(ApiError) as caught:
+        await bench.chat("a")
+    assert caught.value.status == 503
+    assert caught.value.headers["retry-after"]
+    assert len(bench.engines.prefills) == 2
+
+
+async def test_when_all_prefill_engines_refuse_decode_computes_the_prompt_if_it_may() -> None:
+    bench = Bench()
+    bench.engines.prefill_steps = [fault(503), fault(503)]
+    done = await bench.chat("a")
+    assert done.answer.headers["x-backhaul-fallback"] == "decode"
+    assert "kv_transfer_params" not in bench.engines.decodes[0].body
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 429])
+async def test_prefills_4xx_is_the_clients_and_decode_is_not_called(status: int) -> None:
+    bench = Bench()
+    bench.engines.prefill_steps = [fault(status, "your fault")]
+    with pytest.raises(ApiError) as caught:
+        await bench.chat("a")
+    assert (caught.value.status, caught.value.message) == (status, "your fault")
+    assert bench.engines.decodes == []
+    assert len(bench.engines.prefills) == 1
+
+
+async def test_without_prefill_nodes_the_policy_decides() -> None:
+    nodes = [*ready("d1"), *ready("p1", state=NodeState.NOT_READY)]
+    with pytest.raises(ApiError) as caught:
+        await Bench(nodes=nodes, policy=STRICT).chat("a")
+    assert (caught.value.status, caught.value.headers["retry-after"]) == (503, "1")
+    bench = Bench(nodes=nodes)
+    done = await bench.chat("a")
+    assert done.answer.outcome.fallback
+    assert "kv_transfer_params" not in bench.engines.decodes[0].body
+
+
+async def test_without_decode_nodes_there_is_no_capacity() -> None:
+    with pytest.raises(ApiError) as caught:
+        await Bench(nodes=ready("p1")).chat("a")
+    assert caught.value.status == 503
+
+
+# Decode fails
+
+
+@pytest.mark.parametrize("step", [Failure.REFUSED, Failure.DISCONNECTED, Failure.TIMEOUT, FakeStream(status=500)])
+async def test_decode_that_fails_before_its_first_byte_costs_both_legs_again_elsewhere_cold(step: Any) -> None:
+    bench = warm_bench()
+    bench.engines.decode_steps = [step]
+    done = await bench.chat("a", "b", "c")
+    assert done.served == ("cold", "decode_failed")
+    assert [leg.warm for leg in bench.engines.prefills] == [True, False]
+    assert [leg.node for leg in bench.engines.decodes] == ["d1", "d2"]
+    assert bench.engines.open_decodes == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "status"), [(Failure.REFUSED, 503), (Failure.DISCONNECTED, 502), (Failure.TIMEOUT, 504)]
+)
+async def test_decode_is_tried_twice_at_most(step: Failure, status: int) -> None:
+    bench = Bench()
+    bench.engines.decode_steps = [step, step, FakeStream()]
+    with pytest.raises(ApiError) as caught:
+        await bench.chat("a")
+    assert caught.value.status == status
+    assert len(bench.engines.decodes) == 2
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(400, 1), (429, 1), (500, 2), (503, 2)])
+async def test_decodes_error_is_passed_on(status: int, attempts: int) -> None:
+    bench = Bench()
+    headers = {**JSON, "Retry-After": "7", "content-length": "9", "server": "uvicorn", "content-encoding": "gzip"}
+    bench.engines.decode_steps = [FakeStream(b'{"error":1}', status=status, headers=headers) for _ in range(2)]
+    done = await bench.chat("a")
+    assert (done.answer.status, done.body) == (status, b'{"error":1}')
+    assert done.answer.headers["retry-after"] == "7"
+    assert not {"content-length", "server", "content-encoding"} & set(done.answer.headers)
+    assert len(bench.engines.decodes) == attempts
+
+
+async def test_the_only_decode_engines_error_is_passed_on_at_once() -> None:
+    bench = Bench(nodes=ready("p1", "d1"))
+    bench.engines.decode_steps = [FakeStream(b"{}", status=500, headers=JSON)]
+    assert (await bench.chat("a")).answer.status == 500
+    assert len(bench.engines.prefills) == 1
+
+
+async def test_a_stream_that_breaks_ends_with_an_error() -> None:
+    bench = Bench()
+    bench.engines.decode_steps = [FakeStream(b"data: x\n\n", breaks=Failure.DISCONNECTED)]
+    done = await bench.chat("a")
+    assert done.broken is not None
+    assert done.answer.outcome.result == "broken"
+    assert len(bench.engines.decodes) == 1
+
+
+async def test_a_whole_answer_that_breaks_is_502() -> None:
+    bench = Bench()
+    bench.engines.decode_steps = [FakeStream(b'{"id"', headers=JSON, breaks=Failure.DISCONNECTED)]
+    with pytest.raises(ApiError) as caught:
+        await bench.chat("a", stream=False)
+    assert caught.value.status == 502
+
+
+# Kinds of requests
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"prompt_logprobs": 1}, {"echo": True}, {"use_beam_search": True}])
+async def test_requests_that_need_one_engine_go_to_decode_alone(fields: dict[str, Any]) -> None:
+    bench = warm_bench()
+    done = await bench.chat("a", "b", "c", kv_transfer_params={"do_remote_prefill": True}, **fields)
+    assert done.served == ("cold", "unsupported_request")
+    assert bench.engines.prefills == []
+    assert bench.registry.lookups == []
+    assert "kv_transfer_params" not in bench.engines.decodes[0].body
+
+
+async def test_a_turn_without_reuse_neither_looks_up_nor_leaves_anything() -> None:
+    bench = warm_bench()
+    done = await bench.chat("a", "b", "c", reuse=False)
+    assert done.served == ("cold", "reuse_off")
+    assert bench.registry.lookups == []
+    assert bench.engines.decodes[0].body["kv_transfer_params"]["backhaul"]["keys"] == []
+
+
+async def test_a_completion_without_a_session_leaves_nothing_either() -> None:
+    bench = Bench()
+    body = msgspec.json.encode({"model": "m", "prompt": "once", "stream": True})
+    done = await bench.run(TurnRequest(Endpoint.COMPLETIONS, body))
+    assert done.served == ("cold", "no_keys")
+    assert bench.engines.decodes[0].body["kv_transfer_params"]["backhaul"]["keys"] == []
+
+
+async def test_an_unknown_model_is_refused_before_any_leg() -> None:
+    bench = Bench()
+    with pytest.raises(ApiError) as caught:
+        await bench.chat("a", model="x")
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+    assert bench.engines.prefills == bench.engines.decodes == []
+
+
+async def test_before_the_nodes_are_known_no_model_is_unknown() -> None:
+    with pytest.raises(ApiError) as caught:
+        await Bench(nodes=[]).chat("a", model="x")
+    assert caught.value.status == 503
+
+
+# Tenants and keys
+
+
+async def test_tenants_share_neither_scope_nor_salt() -> None:
+    policy = Policy(cluster_key=b"k" * 32)
+    bench = Bench(tenants=parse_tenants(FILE), policy=policy)
+    for key in ("red-1", "blue-1"):
+        await bench.chat("a", "b", "c", authorization=f"Bearer {key}", cache_salt="mine")
+    red, blue = (leg.body["cache_salt"] for leg in bench.engines.prefills)
+    assert red == salt_for(policy.cluster_key, tenant="red", client_salt="mine")
+    assert [leg.body["cache_salt"] for leg in bench.engines.decodes] == [red, blue]
+    scopes = [scope for scope, _ in bench.registry.lookups]
+    assert len({red, blue}) == len(set(scopes)) == 2
+    with pytest.raises(ApiError):
+        await bench.chat("a")
+
+
+@pytest.mark.parametrize(
+    ("tenants", "engine_key", "sent"),
+    [(False, "", "Bearer red-1"), (False, "ek", "Bearer ek"), (True, "", None), (True, "ek", "Bearer ek")],
+)
+async def test_engines_get_the_configured_key_or_the_clients_own(tenants: bool, engine_key: str, sent: str) -> None:
+    bench = Bench(
+        tenants=parse_tenants(FILE) if tenants else None, policy=Policy(engine_key=engine_key, cluster_key=b"k" * 32)
+    )
+    await bench.chat("a", authorization="Bearer red-1")
+    legs = [*bench.engines.prefills, *bench.engines.decodes]
+    assert [leg.headers.get("authorization") for leg in legs] == [sent, sent]
+
+
+# The client leaves
+
+
+async def test_a_client_that_leaves_during_prefill_ends_the_turn() -> None:
+    bench = warm_bench()
+    reached = asyncio.Event()
+
+    async def wait() -> Any:
+        reached.set()
+        await asyncio.Event().wait()
+
+    bench.engines.prefill_steps = [wait]
+    task = asyncio.create_task(bench.chat("a", "b", "c"))
+    await reached.wait()
+    assert bench.load.total == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert bench.engines.decodes == []
+    assert bench.load.total == 0
+
+
+async def test_a_client_that_leaves_while_decode_streams_ends_the_leg() -> None:
+    bench = Bench()
+    with pytest.raises(ConnectionResetError):
+        await bench.leave("a")
+    assert len(bench.engines.decodes) == 1
+    assert bench.engines.open_decodes == 0
+    assert bench.load.total == 0
