@@ -29,7 +29,7 @@ class Registry:
 @asynccontextmanager
 async def running_registry(endpoint: str, cluster: str, **settings: Any) -> AsyncIterator[Registry]:
     """Runs one replica against etcd; leaving stops it as SIGTERM would."""
-    config = Config(listen="127.0.0.1:0", etcd_endpoints=(endpoint,), cluster=cluster, **settings)
+    config = Config(**{"listen": "127.0.0.1:0", "etcd_endpoints": (endpoint,), "cluster": cluster, **settings})
     stopping = asyncio.Event()
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(app.run(config, stopping, listening.set_result))

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from google.protobuf.duration_pb2 import Duration
+
 from backhaul.registry.v1 import registry_pb2 as pb
 
 
 def node(node_id: str = "d1", session: str = "s1", **fields: Any) -> pb.Node:
     """Returns a decode node that is ready."""
-    engine = pb.Engine(engine_id=f"{node_id}-e1", block_size=16, block_count=100, retention_ttl={"seconds": 30})
+    engine = pb.Engine(engine_id=f"{node_id}-e1", block_size=16, block_count=100, retention_ttl=Duration(seconds=30))
     values: dict[str, Any] = {
         "role": pb.ROLE_DECODE,
         "agent_address": "127.0.0.1:7201",

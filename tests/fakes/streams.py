@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 
 from backhaul.registry.v1 import registry_pb2 as pb
 from backhaul_common.errors import BackhaulError
@@ -81,7 +82,7 @@ class Joining(_Call):
 
     async def join(self, node: pb.Node, *, ttl_s: int | None = None, lease_id: int = 0) -> Any:
         """Sends the first message and returns the answer."""
-        ttl = None if ttl_s is None else {"seconds": ttl_s}
+        ttl = None if ttl_s is None else Duration(seconds=ttl_s)
         return await self.send(join=pb.JoinNodeRequest.Join(node=node, ttl=ttl, lease_id=lease_id))
 
     async def fails(self, **fields: Any) -> BackhaulError:

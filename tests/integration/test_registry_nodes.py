@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from backhaul.registry.v1 import registry_pb2 as pb
 from backhaul_common.grpc_client import to_error
@@ -121,7 +122,9 @@ async def test_a_record_deleted_by_hand_comes_back_with_the_next_keep_alive(
             {"join": pb.JoinNodeRequest.Join(node=samples.node(node_id="a/b"))}, "ID_INVALID", id="slash in the id"
         ),
         pytest.param(
-            {"join": pb.JoinNodeRequest.Join(node=samples.node(), ttl={"seconds": 61})}, "TTL_INVALID", id="long ttl"
+            {"join": pb.JoinNodeRequest.Join(node=samples.node(), ttl=Duration(seconds=61))},
+            "TTL_INVALID",
+            id="long ttl",
         ),
     ],
 )
