@@ -1,61 +1,55 @@
-"""A NIXL side channel: answers the handshake as `nixl/base_scheduler.py` (`_nixl_handshake_listener`) does."""
+"""vLLM's NIXL side channel: a ROUTER socket that answers handshakes with metadata and a clock."""
 
-import asyncio
-import contextlib
+import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
 
 import msgspec
 import zmq
-import zmq.asyncio
+
+Parts = list[bytes]
+
+
+def handshake_payload(engine_id: str) -> bytes:
+    """Returns the first part of an answer (``nixl/metadata.py``, ``NixlHandshakePayload``)."""
+    metadata = msgspec.msgpack.encode({"engine_id": engine_id, "agent_metadata": b"", "num_blocks": 8})
+    return msgspec.msgpack.encode({"compatibility_hash": "h", "agent_metadata_bytes": metadata})
+
+
+def handshake_answer(engine_id: str, clock_offset: float = 0.0) -> Parts:
+    """Returns both parts, with a clock that is ``clock_offset`` seconds ahead of this process's."""
+    return [handshake_payload(engine_id), msgspec.msgpack.encode(time.perf_counter() + clock_offset)]
 
 
 class FakeSideChannel:
-    """Listens on a port of 127.0.0.1."""
+    """Answers as ``nixl/base_scheduler.py``, ``_nixl_handshake_listener``, does; ``answer`` makes the parts."""
 
-    def __init__(
-        self, context: zmq.asyncio.Context, *, engine_id: str = "engine-1", agent_metadata: bytes = b"m"
-    ) -> None:
-        self.engine_id = engine_id
-        self.agent_metadata = agent_metadata
-        self.silent = False
-        self.garbage = False
-        self.asked: list[object] = []
-        self._socket = context.socket(zmq.ROUTER)
+    def __init__(self, answer: Callable[[], Parts]) -> None:
+        self._answer = answer
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fake-side-channel")
         self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        self._task: asyncio.Task[None] | None = None
+        self.requests: list[object] = []
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._serve())
+    def __enter__(self) -> "FakeSideChannel":
+        self._thread.start()
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        self._socket.close(linger=0)
+        self._stopping.set()
+        self._thread.join()
+        self._socket.close()
+        self._context.term()
 
-    async def _serve(self) -> None:
-        while True:
-            identity, _, message = await self._socket.recv_multipart()
-            self.asked.append(msgspec.msgpack.decode(message))
-            if not self.silent:
-                now = msgspec.msgpack.encode(time.perf_counter())
-                await self._socket.send_multipart((identity, b"", b"\xc1" if self.garbage else self._payload(), now))
-
-    def _payload(self) -> bytes:
-        metadata = {
-            "engine_id": self.engine_id,
-            "agent_metadata": self.agent_metadata,
-            "kv_caches_base_addr": [1, 2],
-            "num_blocks": 1000,
-            "block_size": 32,
-            "attn_backend_name": "CPU_ATTN",
-        }
-        return msgspec.msgpack.encode(
-            {"compatibility_hash": "compatible", "agent_metadata_bytes": msgspec.msgpack.encode(metadata)}
-        )
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            if self._socket.poll(10):
+                identity, _, request = self._socket.recv_multipart()
+                self.requests.append(msgspec.msgpack.decode(request))
+                self._socket.send_multipart([identity, b"", *self._answer()])

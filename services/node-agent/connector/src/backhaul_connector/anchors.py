@@ -8,6 +8,7 @@ equal anchors are equal, and belong to the same model, salt and tenant.
 
 import hashlib
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,8 @@ DIGEST_SIZE = 16
 MAX_ANCHORS = 256
 """Anchors at full spacing that a block set carries at most (one more for its exact end)."""
 
-_MIN_STRIDE = 64
+MIN_STRIDE = 64
+"""Tokens of the smallest step."""
 
 
 def identity_of(*, weights_digest: str, adapter: str, cache_salt: str, scope: str) -> bytes:
@@ -28,7 +30,7 @@ def identity_of(*, weights_digest: str, adapter: str, cache_salt: str, scope: st
     """
     state = hashlib.blake2b(digest_size=DIGEST_SIZE, person=b"backhaul-ident-1")
     for part in (weights_digest, adapter, cache_salt, scope):
-        raw = part.encode()
+        raw = part.encode("utf-8", "surrogatepass")
         state.update(len(raw).to_bytes(4, "big"))
         state.update(raw)
     return state.digest()
@@ -36,7 +38,7 @@ def identity_of(*, weights_digest: str, adapter: str, cache_salt: str, scope: st
 
 def stride_of(block_size: int) -> int:
     """Returns the chain's step in tokens: the smallest power of two that is at least 64 and the block size."""
-    stride = _MIN_STRIDE
+    stride = MIN_STRIDE
     while stride < block_size:
         stride *= 2
     return stride
@@ -100,9 +102,10 @@ class AnchorChain:
         start = len(self._digests) * self.stride
         state = hashlib.blake2b(self._last(), digest_size=DIGEST_SIZE, key=self._identity)
         state.update(tokens.tobytes())
-        for position, extra in self._extras:
-            if start <= position < start + len(tokens):
-                state.update(position.to_bytes(8, "big") + extra)
+        first, end = (bisect_left(self._extras, (edge, b"")) for edge in (start, start + len(tokens)))
+        for position, extra in self._extras[first:end]:
+            # The length keeps one extra from passing for two: some are names that a client chose.
+            state.update(position.to_bytes(8, "big") + len(extra).to_bytes(8, "big") + extra)
         return state.digest()
 
 

@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ DRIFT = 0.001
 _SLACK_S = 0.005
 _TIMEOUT_MS = 2000
 _MAX_CLOCKS = 1024
+_MAX_MISSES = 3
+"""An engine that does not answer so many times in a row is forgotten: it has gone, and asking it costs seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class _Clock:
     offset: Offset | None = None
     jumped: bool = False
     pending: bool = True
+    misses: int = 0
 
 
 Measure = Callable[[str, int, str], Offset | None]
@@ -78,7 +82,7 @@ class RemoteClocks:
                 self._wanted.put(engine_id)
             return
         if len(self._clocks) >= _MAX_CLOCKS:
-            self._clocks.pop(next(iter(self._clocks)))
+            self._clocks.pop(next(iter(self._clocks)), None)
         self._clocks[engine_id] = _Clock(host, port)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="backhaul-clocks", daemon=True)
@@ -108,14 +112,17 @@ class RemoteClocks:
 
     def _run(self) -> None:
         due = time.monotonic() + self._remeasure_s
+        stale: deque[str] = deque()
         while True:
             try:
-                engine_id = self._wanted.get(timeout=max(0.0, due - time.monotonic()))
+                # An engine that a request waits for goes first: one that is gone costs seconds.
+                engine_id = self._wanted.get(timeout=0.0 if stale else max(0.0, due - time.monotonic()))
             except queue.Empty:
-                due = time.monotonic() + self._remeasure_s
-                for known in list(self._clocks):
-                    self._update(known)
-                continue
+                if not stale:
+                    due = time.monotonic() + self._remeasure_s
+                    stale.extend(list(self._clocks))
+                    continue
+                engine_id = stale.popleft()
             if engine_id is None:
                 return
             self._update(engine_id)
@@ -125,13 +132,33 @@ class RemoteClocks:
         if clock is None:
             return
         measured = self._measure(clock.host, clock.port, engine_id)
-        clock.pending = False
         if measured is None:
+            self._missed(engine_id, clock)
             return
+        clock.misses = 0
         if clock.offset is not None and clock.offset.excludes(measured):
             clock.jumped = True
             _log.error("Backhaul: the clock of engine %s jumped; its handles are refused until it restarts", engine_id)
         clock.offset = measured
+        clock.pending = False
+
+    def _missed(self, engine_id: str, clock: _Clock) -> None:
+        clock.pending = False
+        clock.misses += 1
+        if clock.misses >= _MAX_MISSES and not clock.jumped:
+            self._clocks.pop(engine_id, None)
+
+
+class _Payload(msgspec.Struct):
+    """What is read of vLLM's ``NixlHandshakePayload`` (``nixl/metadata.py``)."""
+
+    agent_metadata_bytes: bytes
+
+
+class _Metadata(msgspec.Struct):
+    """What is read of vLLM's ``NixlAgentMetadata``."""
+
+    engine_id: str
 
 
 def measure_offset(host: str, port: int, engine_id: str) -> Offset | None:
@@ -139,22 +166,23 @@ def measure_offset(host: str, port: int, engine_id: str) -> Offset | None:
 
     The request and the two-part answer are vLLM's (``nixl/base_scheduler.py``, ``_nixl_handshake_listener``).
     """
-    with zmq.Context() as context, context.socket(zmq.REQ) as sock:
-        sock.setsockopt(zmq.LINGER, 0)
-        sock.setsockopt(zmq.RCVTIMEO, _TIMEOUT_MS)
-        sock.setsockopt(zmq.SNDTIMEO, _TIMEOUT_MS)
-        sock.setsockopt(zmq.IPV6, 1)
-        try:
+    try:
+        with zmq.Context() as context, context.socket(zmq.REQ) as sock:
+            sock.setsockopt(zmq.LINGER, 0)
+            sock.setsockopt(zmq.RCVTIMEO, _TIMEOUT_MS)
+            sock.setsockopt(zmq.SNDTIMEO, _TIMEOUT_MS)
+            sock.setsockopt(zmq.IPV6, 1)
             sock.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
             sent = time.perf_counter()
             sock.send(msgspec.msgpack.encode((b"get_meta_msg", 0, 0)))
             payload, clock = sock.recv_multipart()
             received = time.perf_counter()
-            remote = msgspec.msgpack.decode(clock, type=float)
-            metadata = msgspec.msgpack.decode(msgspec.msgpack.decode(payload)["agent_metadata_bytes"])
-        except (zmq.ZMQError, msgspec.DecodeError, ValueError, KeyError, TypeError) as error:
-            _log.warning("Backhaul: no clock from %s:%s (%s)", host, port, error)
-            return None
-    if metadata.get("engine_id") != engine_id:
+        remote = msgspec.msgpack.decode(clock, type=float)
+        agent_metadata = msgspec.msgpack.decode(payload, type=_Payload).agent_metadata_bytes
+        metadata = msgspec.msgpack.decode(agent_metadata, type=_Metadata)
+    except (zmq.ZMQError, ValueError) as error:
+        _log.warning("Backhaul: no clock from %s:%s (%s)", host, port, error)
+        return None
+    if metadata.engine_id != engine_id:
         return None
     return Offset(remote - received, remote - sent, received)

@@ -55,7 +55,8 @@ class EndFence:
         for req_id in completed & self._reads.keys():
             read = self._reads.pop(req_id)
             remaining = self._clocks.remaining(read.engine_id, read.deadline, now)
-            if req_id not in failed and (remaining is None or remaining <= 0):
+            in_time = remaining is not None and remaining > 0
+            if req_id not in failed and not in_time:
                 late.add(req_id)
                 self._late_blocks.update(read.block_ids)
         return late

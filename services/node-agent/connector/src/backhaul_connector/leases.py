@@ -21,11 +21,12 @@ class LeaseWatcher:
     def stepped(self, scheduler_clock: float, now: float) -> None:
         """Notes the scheduler's clock of a step that arrives ``now``.
 
-        The scheduler may run in another process, with another epoch. The largest difference seen is kept: it makes
-        deadlines early rather than late.
+        The scheduler may run in another process, with another epoch. The difference holds the time that the step took
+        to arrive, which makes deadlines early rather than late. Only the last one counts: neither one slow step nor the
+        drift of the clocks adds up.
         """
         if scheduler_clock:
-            self._offset = max(self._offset, now - scheduler_clock)
+            self._offset = now - scheduler_clock
 
     def changed(self, leases: object, now: float) -> dict[str, float]:
         """Returns the deadlines that changed since the last call, in the scheduler's clock; looks four times a second.

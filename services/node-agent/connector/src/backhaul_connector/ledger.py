@@ -33,16 +33,6 @@ class Ledger:
         self._overflowed = False
         self.dropped_count = 0
 
-    def __contains__(self, set_id: str) -> bool:
-        return set_id in self._sets
-
-    def __len__(self) -> int:
-        return len(self._sets)
-
-    def get(self, set_id: str) -> BlockSetReport | None:
-        """Returns the record of a set, or None."""
-        return self._sets.get(set_id)
-
     def retained(self, report: BlockSetReport) -> None:
         """Records a set and reports it."""
         with self._lock:
@@ -103,15 +93,15 @@ class Ledger:
             self.dropped_count += len(self._queue)
             self._queue.clear()
 
-    def take(self, limit: int) -> list[FromConnector]:
-        """Takes up to ``limit`` messages off the queue.
+    def take(self) -> FromConnector | None:
+        """Takes the oldest message off the queue; None when there is none.
 
         Raises BufferError when messages had to be dropped since `connect`: only a new session makes the agent right.
         """
         with self._lock:
             if self._overflowed:
                 raise BufferError("the agent was too slow: messages were dropped")
-            return [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
+            return self._queue.popleft() if self._queue else None
 
     def _put(self, message: FromConnector) -> None:
         if self._connected and len(self._queue) < self._max_queued:

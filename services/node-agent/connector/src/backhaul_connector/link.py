@@ -6,6 +6,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -18,7 +19,6 @@ _log = logging.getLogger("vllm.backhaul.link")
 _SILENCE_S = 10.0
 """An agent that says nothing for this long is dead: it pings about every second."""
 _BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-_TAKE = 64
 _RECV_BYTES = 64 * 1024
 _UNSENT_BYTES = 256 * 1024
 """No more messages are encoded while this much waits in the socket."""
@@ -79,8 +79,8 @@ class AgentLink:
                     self._hello(self._session), self._stopping
                 )
             return "stopped"
-        except (OSError, BufferError, msgspec.DecodeError, _SessionError) as error:
-            return str(error) or type(error).__name__
+        except Exception as error:  # noqa: BLE001 - a thread's boundary: whatever it was, the next session starts anew
+            return f"{type(error).__name__}: {error}"
         finally:
             self._ledger.disconnect()
 
@@ -105,6 +105,7 @@ class _Session:
         self._welcomed = welcomed
         self._outgoing = bytearray()
         self._incoming = bytearray()
+        self._replay: deque[wire.FromConnector] = deque()
         self._heard = time.monotonic()
         self._open = False
 
@@ -166,8 +167,7 @@ class _Session:
             case wire.Welcome(protocol=wire.PROTOCOL_VERSION, session=session):
                 self._open = True
                 self._welcomed(session)
-                for line in map(wire.encode, self._ledger.connect()):
-                    self._outgoing += line
+                self._replay = deque(self._ledger.connect())
             case wire.Welcome(protocol=other):
                 raise _SessionError(f"the agent speaks protocol {other}, this connector {wire.PROTOCOL_VERSION}")
             case wire.Ping(token=token):
@@ -180,9 +180,14 @@ class _Session:
                 self._ledger.mark(set_id, claimed=False)
 
     def _fill(self) -> None:
-        while self._open and len(self._outgoing) < _UNSENT_BYTES and (messages := self._ledger.take(_TAKE)):
-            for message in messages:
-                self._outgoing += wire.encode(message)
+        # Bit by bit: a long replay shall neither lie in memory encoded nor hold the interpreter while it is encoded.
+        while len(self._outgoing) < _UNSENT_BYTES and (message := self._next()) is not None:
+            self._outgoing += wire.encode(message)
+
+    def _next(self) -> wire.FromConnector | None:
+        if self._replay:
+            return self._replay.popleft()
+        return self._ledger.take() if self._open else None
 
     def _send(self) -> None:
         if not self._outgoing:

@@ -2,14 +2,35 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from backhaul_connector.anchors import Anchors, verified_count
+from backhaul_connector.anchors import MIN_STRIDE, Anchors, verified_count
 from backhaul_connector.wire import PARAMS_KEY, HandleProof
 
 Extras = Sequence[tuple[int, bytes]]
+
+_BlockId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+
+
+class _Handle(msgspec.Struct, frozen=True):
+    """What vLLM reads of a handle (``nixl/metadata.py``, ``add_new_req_to_recv``).
+
+    vLLM checks no type: a wrong one ends the engine, and a deadline that is no number never passes.
+    """
+
+    remote_block_ids: Annotated[list[list[_BlockId]], msgspec.Meta(min_length=1)]
+    remote_engine_id: str
+    remote_request_id: str
+    remote_host: str
+    remote_port: Annotated[int, msgspec.Meta(ge=1, lt=2**16)]
+    remote_num_tokens: _Count
+    remote_blocks_expiry_time: Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+    tp_size: _Count = 1
+    dcp_size: _Count = 1
+    pp_size: _Count = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +79,7 @@ def without_handle(params: Mapping[str, Any]) -> dict[str, Any]:
     vLLM reads, and notifies the decode engine, only where ``remote_block_ids`` is set (``nixl/pull_scheduler.py``,
     ``update_state_after_alloc``): without it the decode engine keeps its blocks.
     """
-    return {**params, "remote_block_ids": None}
+    return {**params, "do_remote_prefill": False, "remote_block_ids": None}
 
 
 def judge(params: Mapping[str, Any], prompt: Prompt, layout: Layout, min_verified: int) -> Judgement:
@@ -69,31 +90,41 @@ def judge(params: Mapping[str, Any], prompt: Prompt, layout: Layout, min_verifie
     group only: sliding-window and state groups hand out only their tail (``nixl/base_scheduler.py``,
     ``get_exchange_clipped_blocks``). Elsewhere it is the exact full length or nothing.
     """
-    proof = proof_of(params)
-    refusal = _refusal(params, proof, prompt)
-    if refusal or proof is None:
+    proof, handle = proof_of(params), _handle_of(params)
+    anchors = _anchors(proof) if proof is not None else None
+    if handle is None or anchors is None:
+        return Judgement(without_handle(params), refused=_unreadable(params, anchors))
+    if refusal := _refusal(anchors, prompt):
         return Judgement(without_handle(params), refused=refusal)
-    anchors = _anchors(proof)
-    if anchors is None or anchors.identity != prompt.identity:
-        return Judgement(without_handle(params), refused="unproved" if anchors is None else "identity")
     verified = verified_count(anchors, prompt.tokens, prompt.extras or ())
-    if verified < min_verified:
+    if not verified or verified < min_verified:
         return Judgement(without_handle(params), verified, "too_short")
-    whole = verified == anchors.token_count == params.get("remote_num_tokens")
-    if not whole and not _can_trim(params, anchors.token_count, layout):
+    whole = verified == anchors.token_count == handle.remote_num_tokens
+    if not whole and not _can_trim(handle, anchors.token_count, layout):
         return Judgement(without_handle(params), verified, "layout")
-    return Judgement(dict(params) if whole else _trimmed(params, verified, layout.block_size), verified)
+    kept = handle if whole else _trimmed(handle, verified, layout.block_size)
+    return Judgement({**params, "do_remote_prefill": False, **msgspec.structs.asdict(kept)}, verified)
 
 
-def _refusal(params: Mapping[str, Any], proof: HandleProof | None, prompt: Prompt) -> str:
-    expiry = params.get("remote_blocks_expiry_time")
-    if proof is None:
+def _handle_of(params: Mapping[str, Any]) -> _Handle | None:
+    try:
+        return msgspec.convert(params, _Handle)
+    except msgspec.ValidationError:
+        return None
+
+
+def _unreadable(params: Mapping[str, Any], anchors: Anchors | None) -> str:
+    if anchors is None:
         return "unproved"
-    if not isinstance(expiry, (int, float)) or isinstance(expiry, bool):
-        return "no_deadline"
+    return "no_deadline" if params.get("remote_blocks_expiry_time") is None else "malformed"
+
+
+def _refusal(anchors: Anchors, prompt: Prompt) -> str:
     if prompt.extras is None:
         return "unhashed_prompt"
-    return "weights_unknown" if prompt.identity is None else ""
+    if prompt.identity is None:
+        return "weights_unknown"
+    return "" if anchors.identity == prompt.identity else "identity"
 
 
 def _anchors(proof: HandleProof) -> Anchors | None:
@@ -101,25 +132,25 @@ def _anchors(proof: HandleProof) -> Anchors | None:
         digests, identity = bytes.fromhex(proof.anchors), bytes.fromhex(proof.identity)
     except ValueError:
         return None
-    if proof.stride <= 0 or proof.spacing <= 0 or proof.spacing % proof.stride or proof.token_count <= 0:
+    # A stride below the least that a chain has would make proving slow, and the engine's loop waits for it.
+    if proof.stride < MIN_STRIDE or proof.spacing <= 0 or proof.spacing % proof.stride or proof.token_count <= 0:
         return None
     anchors = Anchors(identity, proof.stride, proof.spacing, proof.token_count, digests)
     return anchors if anchors.complete else None
 
 
-def _can_trim(params: Mapping[str, Any], token_count: int, layout: Layout) -> bool:
-    groups = params.get("remote_block_ids")
+def _can_trim(handle: _Handle, token_count: int, layout: Layout) -> bool:
+    groups = handle.remote_block_ids
     return (
         layout.trims
-        and params.get("dcp_size", 1) == params.get("pp_size", 1) == 1
-        and isinstance(groups, (list, tuple))
+        and handle.dcp_size == handle.pp_size == 1
         and len(groups) == 1
         # Also tells equal block sizes: no other size gives as many blocks for as many tokens.
         and len(groups[0]) == -(-token_count // layout.block_size)
     )
 
 
-def _trimmed(params: Mapping[str, Any], verified: int, block_size: int) -> dict[str, Any]:
+def _trimmed(handle: _Handle, verified: int, block_size: int) -> _Handle:
     blocks = -(-verified // block_size)
-    ids = [list(group[:blocks]) for group in params["remote_block_ids"]]
-    return {**params, "remote_num_tokens": verified, "remote_block_ids": ids}
+    ids = [group[:blocks] for group in handle.remote_block_ids]
+    return msgspec.structs.replace(handle, remote_num_tokens=verified, remote_block_ids=ids)

@@ -34,10 +34,10 @@ def digest_folder(folder: Path, *, extra: str = "") -> str:
     files = next((found for pattern in _WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
     if not files:
         raise WeightsUnknownError(f"no weights files ({', '.join(_WEIGHTS)}) in {folder}")
-    state = hashlib.blake2b(extra.encode(), digest_size=16)
+    state = hashlib.blake2b(f"{len(extra)}:{extra}".encode(), digest_size=16)
     for name in _CONFIGS:
         if (path := folder / name).is_file():
-            state.update(path.read_bytes())
+            state.update(f"{name}:{path.stat().st_size}:".encode() + path.read_bytes())
     for path in files:
         state.update(f"{path.name}:{path.stat().st_size}:".encode())
         with path.open("rb") as file:
@@ -49,8 +49,10 @@ def digest_folder(folder: Path, *, extra: str = "") -> str:
 def _samples(file: BinaryIO, path: Path) -> Iterator[bytes]:
     size = os.fstat(file.fileno()).st_size
     if path.suffix != ".safetensors":
+        # The end as well: PyTorch's archives have their checksums there.
+        last = max(0, size - _SAMPLE_BYTES)
         for index in range(_SAMPLES_PER_FILE):
-            yield _at(file, size * index // _SAMPLES_PER_FILE)
+            yield _at(file, last * index // (_SAMPLES_PER_FILE - 1))
         return
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= min(size, _MAX_HEADER_BYTES):

@@ -9,7 +9,8 @@ All times are the engine's ``time.perf_counter()`` in seconds. Its epoch is the 
 offset with `Ping` and `Pong`.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -143,11 +144,15 @@ FromConnector = Hello | Identity | Retained | Replayed | Freed | Deadlines | Pon
 FromAgent = Welcome | Ping | Claimed | Returned
 
 
+_Name = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{1,128}\Z")]
+"""Printable ASCII: what a request brings ends up on the socket, where a lone surrogate could not be encoded."""
+
+
 class TurnLabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`backhaul` in the params of a decode leg: how the next turn will find this one."""
 
-    scope: str
-    keys: list[str]
+    scope: _Name
+    keys: Annotated[list[_Name], msgspec.Meta(max_length=32)]
     """Lookup keys; empty: nothing will come back for the blocks, free them at once."""
 
 
@@ -181,8 +186,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Why the handle was not used; empty when it was, or when there was none."""
 
 
-_decode_from_connector = msgspec.json.Decoder(FromConnector).decode
-_decode_from_agent = msgspec.json.Decoder(FromAgent).decode
+_Message = TypeVar("_Message")
+
+_decode_from_connector: Callable[[bytes], FromConnector] = msgspec.json.Decoder(FromConnector).decode
+_decode_from_agent: Callable[[bytes], FromAgent] = msgspec.json.Decoder(FromAgent).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -193,9 +200,16 @@ def encode(message: FromConnector | FromAgent) -> bytes:
 
 def decode_from_connector(line: bytes) -> FromConnector:
     """Parses one line. Raises msgspec.DecodeError (or its subclass ValidationError) for anything else."""
-    return _decode_from_connector(line)
+    return _decode(_decode_from_connector, line)
 
 
 def decode_from_agent(line: bytes) -> FromAgent:
     """Parses one line. Raises msgspec.DecodeError (or its subclass ValidationError) for anything else."""
-    return _decode_from_agent(line)
+    return _decode(_decode_from_agent, line)
+
+
+def _decode(decode: Callable[[bytes], _Message], line: bytes) -> _Message:
+    try:
+        return decode(line)
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deeply") from error

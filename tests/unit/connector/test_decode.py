@@ -1,0 +1,104 @@
+"""A decode engine reports of a labelled turn what it covers and how to find it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backhaul_connector.anchors import Anchors, verified_count
+from backhaul_connector.decode import OpenTurn, label_of
+from backhaul_connector.wire import TurnLabel
+from tests.fakes.block_sets import IDENTITY, engine_params
+
+LABEL = {"scope": "scope", "keys": ["key-1", "key-2"]}
+UNREADABLE = TurnLabel(scope="", keys=[])
+
+
+def open_turn(prompt: list[int]) -> OpenTurn:
+    return OpenTurn(
+        TurnLabel(scope="scope", keys=["key-1", "key-2"]), identity=IDENTITY, prompt=prompt, extras=(), block_size=16
+    )
+
+
+def test_a_labelled_turn_has_its_label() -> None:
+    assert label_of({"backhaul": LABEL, "do_remote_prefill": True}) == TurnLabel(scope="scope", keys=["key-1", "key-2"])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        pytest.param(None, id="no params"),
+        pytest.param({}, id="empty params"),
+        pytest.param({"do_remote_prefill": True}, id="no label"),
+        pytest.param({"do_remote_decode": True, "backhaul": LABEL}, id="a prefill leg"),
+    ],
+)
+def test_other_turns_are_not_ours(params: dict[str, Any] | None) -> None:
+    assert label_of(params) is None
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        None,
+        5,
+        "label",
+        {},
+        {"scope": "s"},
+        {"scope": 5, "keys": []},
+        {"scope": "s", "keys": "k"},
+        {"scope": "s", "keys": [5]},
+        {"scope": "s", "keys": ["\ud800"]},
+        {"scope": "\ud800", "keys": ["k"]},
+        {"scope": "s", "keys": ["k\n"]},
+        {"scope": "s", "keys": ["k" * 129]},
+        {"scope": "s", "keys": ["k"] * 33},
+        {"scope": "s", "keys": ["k"], "other": 1},
+    ],
+    ids=repr,
+)
+def test_a_label_that_cannot_be_read_has_no_keys(label: object) -> None:
+    assert label_of({"backhaul": label}) == UNREADABLE
+
+
+@given(prompt_count=st.integers(1, 300), output_count=st.integers(0, 200))
+def test_a_report_proves_all_that_is_covered(prompt_count: int, output_count: int) -> None:
+    tokens = [*range(prompt_count + output_count)]
+    covered = len(tokens) - 1
+
+    report = open_turn(tokens[:prompt_count]).close(engine_params("set-1", covered), tokens, 500.0)
+
+    assert report is not None
+    assert (report.set_id, report.scope, report.keys, report.deadline) == ("set-1", "scope", ["key-1", "key-2"], 500.0)
+    assert (report.token_count, report.block_count) == (covered, -(-covered // 16))
+    assert not report.claimed
+    anchors = Anchors(report.identity, report.stride, report.spacing, report.token_count, report.anchors)
+    assert anchors.complete
+    assert verified_count(anchors, tokens) == covered
+
+
+@pytest.mark.parametrize(("covered", "reported"), [(98, False), (99, True), (100, True), (120, True), (121, False)])
+def test_a_turn_that_covers_less_than_its_prompt_or_more_than_there_is_is_not_reported(
+    covered: int, reported: bool
+) -> None:
+    tokens = [*range(120)]
+
+    assert (open_turn(tokens[:100]).close(engine_params("s", covered), tokens, 500.0) is not None) is reported
+
+
+def test_the_params_of_a_report_are_a_copy() -> None:
+    params = engine_params("set-1", 100)
+    report = open_turn([*range(100)]).close(params, [*range(100)], 500.0)
+    params["remote_host"] = "elsewhere"
+
+    assert report is not None
+    assert report.params["remote_host"] == "127.0.0.1"
+
+
+def test_blocks_of_all_groups_are_counted() -> None:
+    params = engine_params("set-1", 100, remote_block_ids=([1, 2, 3], [4, 5]))
+    report = open_turn([*range(100)]).close(params, [*range(100)], 500.0)
+
+    assert report is not None
+    assert report.block_count == 5

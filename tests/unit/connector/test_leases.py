@@ -1,0 +1,89 @@
+"""Deadlines that heartbeats moved reach the scheduler in its own clock, never later than they are."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backhaul_connector.leases import LeaseWatcher, earliest
+
+EPOCH = 1000.0
+"""How far the worker's clock is ahead of the scheduler's."""
+
+moments = st.floats(0, 1e6)
+
+
+def watcher(latency_s: float = 0.0) -> LeaseWatcher:
+    """Returns a watcher that has seen one step, at scheduler clock 1."""
+    made = LeaseWatcher()
+    made.stepped(1.0, EPOCH + 1.0 + latency_s)
+    return made
+
+
+def test_a_deadline_that_moved_is_reported_once_in_the_schedulers_clock() -> None:
+    leases = watcher()
+
+    assert leases.changed({"a": EPOCH + 30.0, "b": EPOCH + 30.0}, EPOCH + 1.0) == {}
+    assert leases.changed({"a": EPOCH + 60.0, "b": EPOCH + 30.0}, EPOCH + 2.0) == {"a": 60.0}
+    assert leases.changed({"a": EPOCH + 60.0, "b": EPOCH + 30.0}, EPOCH + 3.0) == {}
+
+
+def test_it_looks_four_times_a_second() -> None:
+    leases = watcher()
+    leases.changed({"a": EPOCH + 30.0}, EPOCH + 1.0)
+
+    assert leases.changed({"a": EPOCH + 60.0}, EPOCH + 1.2) == {}
+    assert leases.changed({"a": EPOCH + 60.0}, EPOCH + 1.25) == {"a": 60.0}
+
+
+@given(latencies=st.lists(st.floats(0, 100), min_size=1, max_size=5))
+def test_a_step_that_arrives_late_makes_deadlines_early_and_never_late(latencies: list[float]) -> None:
+    leases = LeaseWatcher()
+    for step, latency in enumerate(latencies, start=1):
+        leases.stepped(float(step), EPOCH + step + latency)
+    leases.changed({"a": EPOCH + 30.0}, EPOCH + 10.0)
+
+    [deadline] = leases.changed({"a": EPOCH + 600.0}, EPOCH + 20.0).values()
+
+    assert deadline == pytest.approx(600.0 - latencies[-1])
+
+
+def test_one_slow_step_does_not_shorten_deadlines_for_ever() -> None:
+    leases = watcher(latency_s=60.0)
+    leases.changed({"a": EPOCH + 100.0}, EPOCH + 61.0)
+    leases.stepped(62.0, EPOCH + 62.0)
+
+    assert leases.changed({"a": EPOCH + 200.0}, EPOCH + 62.0) == {"a": 200.0}
+
+
+def test_nothing_is_reported_before_the_schedulers_clock_is_known() -> None:
+    leases = LeaseWatcher()
+    leases.stepped(0.0, EPOCH)
+    leases.changed({"a": EPOCH + 30.0}, EPOCH + 1.0)
+
+    assert leases.changed({"a": EPOCH + 60.0}, EPOCH + 2.0) == {}
+
+
+@pytest.mark.parametrize("private", [None, 5, [("a", 1.0)], {"a": "soon"}, {"a": 60}, {5: 60.0}, {"a": None}], ids=repr)
+def test_a_lease_map_of_another_shape_gives_nothing(private: object) -> None:
+    leases = watcher()
+    leases.changed({"a": EPOCH + 30.0}, EPOCH + 1.0)
+
+    assert leases.changed(private, EPOCH + 2.0) == {}
+
+
+def test_a_lease_that_went_and_came_back_is_new() -> None:
+    leases = watcher()
+    leases.changed({"a": EPOCH + 30.0}, EPOCH + 1.0)
+    leases.changed({}, EPOCH + 2.0)
+
+    assert leases.changed({"a": EPOCH + 60.0}, EPOCH + 3.0) == {}
+
+
+@given(one=st.dictionaries(st.sampled_from("abc"), moments), other=st.dictionaries(st.sampled_from("abc"), moments))
+def test_of_two_ranks_the_earlier_deadline_counts(one: dict[str, float], other: dict[str, float]) -> None:
+    merged = earliest(one, other)
+
+    assert merged == earliest(other, one)
+    assert merged.keys() == one.keys() | other.keys()
+    for key, deadline in merged.items():
+        assert deadline == min(ranks[key] for ranks in (one, other) if key in ranks)
