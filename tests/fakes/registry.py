@@ -1,7 +1,8 @@
 """A registry in memory, over real gRPC on 127.0.0.1, with faults to order."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -80,28 +81,32 @@ class FakeRegistry:
         """Returns the lookup keys that lead to a set."""
         return {key for _, key, found in self.pointers if found == set_id}
 
-    async def join(self, requests: AsyncIterator[registry_pb2.JoinNodeRequest]) -> AsyncIterator[Any]:
+    async def join(self, requests: AsyncIterator[registry_pb2.JoinNodeRequest]) -> AsyncGenerator[Any, None]:
         """Serves JoinNode."""
-        ttl = 10.0
-        async for request in self._until_broken(requests):
-            await self.answering.wait()
-            response = registry_pb2.JoinNodeResponse(sequence=request.sequence)
-            step = request.WhichOneof("step")
-            if step == "join":
-                ttl = self._join(request.join)
-                response.joined.lease_id = self._live_lease
-            elif step == "leave":
-                self.left_count += 1
-                self.nodes.clear()
-                self._live_lease = 0
-                response.left.SetInParent()
+        ttl_s = 10.0
+        async with contextlib.aclosing(self._until_broken(requests)) as unbroken:
+            async for request in unbroken:
+                await self.answering.wait()
+                response = registry_pb2.JoinNodeResponse(sequence=request.sequence)
+                step = request.WhichOneof("step")
+                if step == "leave":
+                    self._leave()
+                    response.left.SetInParent()
+                    yield response
+                    return
+                if step == "join":
+                    ttl_s = self._join(request.join)
+                    response.joined.lease_id = self._live_lease
+                else:
+                    self._keep(request)
+                    response.kept.SetInParent()
+                response.ttl.CopyFrom(_seconds(ttl_s))
                 yield response
-                return
-            else:
-                self._keep(request)
-                response.kept.SetInParent()
-            response.ttl.CopyFrom(_seconds(ttl))
-            yield response
+
+    def _leave(self) -> None:
+        self.left_count += 1
+        self.nodes.clear()
+        self._live_lease = 0
 
     def _join(self, join: registry_pb2.JoinNodeRequest.Join) -> float:
         self.join_count += 1
@@ -122,22 +127,22 @@ class FakeRegistry:
         if request.HasField("update"):
             self.nodes[request.update.node.node_id] = request.update.node
 
-    async def publish(self, requests: AsyncIterator[registry_pb2.PublishBlockSetsRequest]) -> AsyncIterator[Any]:
+    async def publish(self, requests: AsyncIterator[registry_pb2.PublishBlockSetsRequest]) -> AsyncGenerator[Any, None]:
         """Serves PublishBlockSets."""
         engine_id = ""
-        async for request in self._until_broken(requests):
-            await self.answering.wait()
-            response = registry_pb2.PublishBlockSetsResponse()
-            if request.HasField("open"):
-                engine_id = request.open.engine_id
-                self.opened_engines.append(engine_id)
-                response.opened.ttl.CopyFrom(_seconds(10))
+        async with contextlib.aclosing(self._until_broken(requests)) as unbroken:
+            async for request in unbroken:
+                await self.answering.wait()
+                response = registry_pb2.PublishBlockSetsResponse()
+                if request.HasField("open"):
+                    engine_id = request.open.engine_id
+                    self.opened_engines.append(engine_id)
+                    response.opened.ttl.CopyFrom(_seconds(10))
+                else:
+                    self._apply(request.batch)
+                    await self.acknowledging.wait()
+                    response.acknowledged.nonce = request.batch.nonce
                 yield response
-                continue
-            self._apply(request.batch)
-            await self.acknowledging.wait()
-            response.acknowledged.nonce = request.batch.nonce
-            yield response
         self.ended_engines.append(engine_id)
         self.pointers = {key: value for key, value in self.pointers.items() if value.engine_id != engine_id}
 
@@ -148,36 +153,41 @@ class FakeRegistry:
         for pointer in batch.removals:
             self.pointers.pop((pointer.scope, pointer.key, pointer.set_id), None)
 
-    async def _until_broken(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def _until_broken(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
         broken = asyncio.Event()
         self._breaks.add(broken)
         breaking = asyncio.ensure_future(broken.wait())
+        following = breaking
         try:
             while True:
                 following = asyncio.ensure_future(anext(requests, None))
                 await asyncio.wait({following, breaking}, return_when=asyncio.FIRST_COMPLETED)
                 if broken.is_set():
-                    following.cancel()
                     raise UnavailableError("BROKEN", "the stream was broken by the test")
                 if (request := following.result()) is None:
                     return
                 yield request
         finally:
+            following.cancel()
             breaking.cancel()
             self._breaks.discard(broken)
 
 
 def _node_servicer(registry: FakeRegistry) -> Any:
     class Nodes(Partial):
-        def JoinNode(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-            return registry.join(requests)
+        async def JoinNode(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+            async with contextlib.aclosing(registry.join(requests)) as responses:
+                async for response in responses:
+                    yield response
 
     return Nodes()
 
 
 def _index_servicer(registry: FakeRegistry) -> Any:
     class Index(Partial):
-        def PublishBlockSets(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-            return registry.publish(requests)
+        async def PublishBlockSets(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+            async with contextlib.aclosing(registry.publish(requests)) as responses:
+                async for response in responses:
+                    yield response
 
     return Index()

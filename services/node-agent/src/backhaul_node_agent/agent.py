@@ -49,6 +49,8 @@ class Index(Protocol):
 
     def forget(self, engine_id: str) -> None: ...
 
+    def lease_lost(self) -> None: ...
+
 
 class Notifier(Protocol):
     """NIXL notifications to the engines."""
@@ -93,6 +95,7 @@ class Agent:
                 self._on_change()
             case ev.LeaseLost():
                 _log.warning("lease lost: nothing is granted until the node has joined again")
+                self._index.lease_lost()
             case _:
                 pass
 

@@ -47,6 +47,8 @@ class App:
         )
         self._warned: set[str] = set()
         self._ready: Readiness | None = None
+        self.port = 0
+        """Port of the gRPC server; known once it listens."""
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Runs until `stopping` is set, then drains. Raises BackhaulError when it cannot start."""
@@ -91,10 +93,16 @@ class App:
             grpc_server = GrpcServer(address=config.listen, service_names=[SERVICE_NAME])
             agent_pb2_grpc.add_BlockSetServiceServicer_to_server(BlockSetServicer(self._agent), grpc_server.server)
             await stack.enter_async_context(grpc_server)
+            self.port = grpc_server.port
             self._connectors.open()
             stack.callback(self._connectors.close)
             _log.info("listening", address=config.listen, node=config.node, session=self._session, role=config.role)
             await self._run_tasks(grpc_server, probe, stopping)
+
+    @property
+    def can_notify(self) -> bool:
+        """Whether engines can be told over NIXL."""
+        return self._notifier.available
 
     async def _run_tasks(self, grpc_server: GrpcServer, probe: EngineProbe, stopping: asyncio.Event) -> None:
         hear = self._agent.hear

@@ -292,6 +292,10 @@ class Publisher:
     def close(self) -> None:
         """Ends the pointers and then `run`: the engine is gone."""
         self._closing = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Looks at once whether there is something to do."""
         self._work.set()
 
     async def run(self, hear: Hear) -> None:
@@ -399,7 +403,7 @@ class Publisher:
 
     def _touch(self, set_id: str) -> None:
         self._dirty[set_id] = None
-        self._work.set()
+        self.wake()
 
 
 async def _write(call: PublishCall, request: registry_pb2.PublishBlockSetsRequest) -> None:
@@ -478,6 +482,11 @@ class Publishers:
         if publisher is not None:
             self._closing.add(engine_id)
             publisher.close()
+
+    def lease_lost(self) -> None:
+        """Ends the pointers until the node has joined again."""
+        for publisher in self._publishers.values():
+            publisher.wake()
 
     async def close(self, timeout_s: float) -> None:
         """Ends all pointers; what is not ended in time is left to their leases."""

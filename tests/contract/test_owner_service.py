@@ -1,0 +1,258 @@
+"""`BlockSetService` over real gRPC: the contract of agent.proto."""
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from backhaul.agent.v1 import agent_pb2
+from backhaul_connector import wire
+from tests.contract.owner_node import OwnerNode, owner_node
+from tests.fakes.eventually import eventually
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[OwnerNode]:
+    async with owner_node(tmp_path, claim_ttl_s=20, drain_s=0.2) as running:
+        yield running
+
+
+async def test_a_reported_set_is_published_under_every_key_and_can_be_claimed_once(node: OwnerNode) -> None:
+    node.connector.retain(keys=["key-a", "key-b"])
+    await node.published()
+    assert node.registry.keys_of("set-1") == {"key-a", "key-b"}
+
+    grant = await node.claim()
+
+    assert grant.token_count == 100
+    assert 15 < grant.ttl.seconds < 20
+    assert await node.refusal(request_id="request-2") == "SET_CLAIMED"
+    await node.unpublished()
+
+
+async def test_a_grant_carries_vllms_fields_the_claims_deadline_and_the_proof(node: OwnerNode) -> None:
+    held = node.connector.retain()
+    await node.published()
+
+    before = node.connector.now
+    params = json.loads((await node.claim()).kv_transfer_params_json)
+
+    assert params["remote_block_ids"] == [[1, 2, 3, 4]]
+    assert params["remote_request_id"] == "set-1"
+    assert params["do_remote_decode"] is True
+    assert params["do_remote_prefill"] is False
+    assert before + 18 < params["remote_blocks_expiry_time"] <= node.connector.now + 20
+    assert params["backhaul"] == {
+        "scope": "scope-1",
+        "identity": held.identity.hex(),
+        "stride": 64,
+        "spacing": 64,
+        "token_count": 100,
+        "anchors": held.anchors.hex(),
+    }
+
+
+async def test_the_connector_knows_of_the_claim_before_the_router_does(node: OwnerNode) -> None:
+    node.connector.retain()
+    await node.published()
+    await node.claim()
+    await eventually(lambda: node.connector.count(wire.Claimed) == 1)
+    assert node.connector.sets["set-1"].claimed
+
+
+async def test_a_claim_repeated_with_its_request_id_gets_the_same_grant(node: OwnerNode) -> None:
+    node.connector.retain()
+    await node.published()
+    first, second = await node.claim(), await node.claim()
+    assert first.kv_transfer_params_json == second.kv_transfer_params_json
+
+
+async def test_a_request_id_names_one_block_set(node: OwnerNode) -> None:
+    node.connector.retain("set-1")
+    node.connector.retain("set-2")
+    await node.published("set-2")
+    await node.claim("set-1")
+    assert await node.refusal("set-2") == "REQUEST_ID_REUSED"
+
+
+async def test_a_returned_set_is_published_and_granted_again(node: OwnerNode) -> None:
+    node.connector.retain()
+    await node.published()
+    await node.claim()
+    await node.unpublished()
+
+    await node.stub.ReturnBlockSet(agent_pb2.ReturnBlockSetRequest(request_id="request-1"), timeout=2)
+
+    await node.published()
+    assert await node.refusal(request_id="request-1") == "CLAIM_RETURNED"
+    await node.claim(request_id="request-2")
+    assert node.connector.count(wire.Returned) == 1
+
+
+async def test_a_claim_that_comes_after_its_return_is_refused(node: OwnerNode) -> None:
+    node.connector.retain()
+    await node.published()
+    await node.stub.ReturnBlockSet(agent_pb2.ReturnBlockSetRequest(request_id="request-1"), timeout=2)
+    assert await node.refusal(request_id="request-1") == "CLAIM_RETURNED"
+    await node.claim(request_id="request-2")
+
+
+async def test_a_freed_set_is_unknown_and_not_found_any_more(node: OwnerNode) -> None:
+    node.connector.retain()
+    await node.published()
+    node.connector.free("set-1")
+    await node.unpublished()
+    assert await node.refusal() == "SET_UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"set_id": "other"}, "SET_UNKNOWN"),
+        ({"engine_id": "engine-0"}, "SET_UNKNOWN"),
+        ({"scope": "scope-2"}, "SET_UNKNOWN"),
+        ({"weights_digest": "other"}, "WEIGHTS_MISMATCH"),
+        ({"weights_digest": ""}, "WEIGHTS_MISMATCH"),
+        ({"request_id": ""}, "REQUEST_ID"),
+        ({"request_id": "x" * 129}, "REQUEST_ID"),
+    ],
+)
+async def test_a_claim_that_does_not_fit_is_refused(node: OwnerNode, changes: dict[str, str], reason: str) -> None:
+    node.connector.retain()
+    await node.published()
+    assert await node.refusal(**changes) == reason
+
+
+async def test_a_set_that_is_about_to_expire_is_refused(node: OwnerNode) -> None:
+    node.connector.retain(ttl_s=7.5)
+    await node.published()
+    assert await node.refusal() == "SET_EXPIRING"
+
+
+async def test_nothing_is_granted_while_the_connector_is_away(node: OwnerNode) -> None:
+    node.connector.retain()
+    await node.published()
+    await node.connector.close()
+    await eventually(lambda: not node.record.engines[0].reuse)
+    assert await node.refusal() == "CONNECTOR_AWAY"
+
+    await node.connector.connect()
+    await node.ready()
+    await node.claim(request_id="request-2")
+
+
+async def test_nothing_is_granted_once_the_lease_is_lost_until_the_node_joined_again(node: OwnerNode) -> None:
+    node.connector.retain()
+    await node.published()
+    node.registry.taken = True
+    node.registry.lose_lease()
+    node.registry.break_streams()
+    await eventually(lambda: not node.registry.pointers)
+    assert await node.refusal() == "LEASE_INVALID"
+
+    node.registry.taken = False
+    # The connection went to whoever might have taken the node over.
+    await node.connector.close()
+    await node.connector.connect()
+    await node.ready()
+    await node.published()
+    await node.claim(request_id="request-2")
+
+
+async def test_ids_that_are_not_the_owners_are_reported_and_left_alone(node: OwnerNode) -> None:
+    await eventually(lambda: _can_release(node))
+    node.connector.retain()
+    await node.published()
+    ids = ["foreign", "set-1", "set-1"]
+    released = await node.stub.ReleaseBlockSets(agent_pb2.ReleaseBlockSetsRequest(set_ids=ids), timeout=2)
+    assert (list(released.released), list(released.unknown)) == (["set-1"], ["foreign"])
+    renewed = await node.stub.RenewBlockSets(agent_pb2.RenewBlockSetsRequest(set_ids=ids), timeout=2)
+    assert (list(renewed.renewed), list(renewed.unknown)) == (["set-1"], ["foreign"])
+
+
+async def test_a_claimed_set_is_released_later(node: OwnerNode) -> None:
+    await eventually(lambda: _can_release(node))
+    node.connector.retain()
+    await node.published()
+    await node.claim()
+    answer = await node.stub.ReleaseBlockSets(agent_pb2.ReleaseBlockSetsRequest(set_ids=["set-1"]), timeout=2)
+    assert list(answer.deferred) == ["set-1"]
+    assert await node.state() == agent_pb2.BLOCK_SET_STATE_CLAIMED
+    await node.stub.ReturnBlockSet(agent_pb2.ReturnBlockSetRequest(request_id="request-1"), timeout=2)
+    assert await node.state() == agent_pb2.BLOCK_SET_STATE_RELEASING
+
+
+async def test_listings_come_in_pages_by_set_id(node: OwnerNode) -> None:
+    for number in range(5):
+        node.connector.retain(f"set-{number}")
+    await node.published("set-4")
+    seen, token = [], ""
+    while True:
+        request = agent_pb2.ListBlockSetsRequest(page_size=2, page_token=token)
+        page = await node.stub.ListBlockSets(request, timeout=2)
+        seen.append([held.set_id for held in page.block_sets])
+        if not (token := page.next_page_token):
+            break
+    assert seen == [["set-0", "set-1"], ["set-2", "set-3"], ["set-4"]]
+
+
+async def test_a_listing_shows_the_confirmed_time_left(node: OwnerNode) -> None:
+    node.connector.retain(ttl_s=100)
+    await node.published()
+    node.connector.confirm("set-1", node.connector.now + 200)
+
+    async def shown() -> bool:
+        listing = await node.stub.ListBlockSets(agent_pb2.ListBlockSetsRequest(), timeout=2)
+        return 190 < listing.block_sets[0].remaining_ttl.seconds <= 200
+
+    await eventually(shown)
+
+
+async def test_a_drained_node_says_so_grants_nothing_and_removes_its_pointers(node: OwnerNode) -> None:
+    node.connector.retain("set-1")
+    node.connector.retain("set-2")
+    await node.published("set-2")
+    await node.claim("set-2", request_id="request-2")
+
+    answer = await node.stub.Drain(agent_pb2.DrainRequest(), timeout=2)
+
+    assert answer.remaining_count == 2
+    await node.unpublished()
+    assert await node.refusal() == "DRAINING"
+    assert await node.states() == {
+        "set-1": agent_pb2.BLOCK_SET_STATE_RELEASING,
+        "set-2": agent_pb2.BLOCK_SET_STATE_CLAIMED,
+    }
+    await eventually(lambda: node.record.state_reason == "the node is being drained")
+
+
+async def test_a_claim_takes_milliseconds(node: OwnerNode) -> None:
+    for number in range(50):
+        node.connector.retain(f"set-{number}")
+    await node.published("set-49")
+    took = []
+    for number in range(50):
+        began = time.perf_counter()
+        await node.claim(f"set-{number}", request_id=str(uuid.uuid4()))
+        took.append(time.perf_counter() - began)
+    assert sorted(took)[25] < 0.025
+
+
+async def test_a_set_can_be_found_milliseconds_after_it_was_reported(node: OwnerNode) -> None:
+    node.connector.retain("warm-up")
+    await node.published("warm-up")
+    took = []
+    for number in range(50):
+        began = time.perf_counter()
+        node.connector.retain(f"set-{number}")
+        await node.published(f"set-{number}")
+        took.append(time.perf_counter() - began)
+    # `published` looks every 10 ms.
+    assert sorted(took)[25] < 0.03
+
+
+def _can_release(node: OwnerNode) -> bool:
+    return node.app.can_notify
