@@ -3,8 +3,8 @@
 import time
 
 import msgspec
-import nixl._api as nixl
 import zmq
+from nixl import _api as nixl
 
 
 class NixlPeer:

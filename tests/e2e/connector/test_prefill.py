@@ -189,7 +189,8 @@ def test_a_preempted_request_that_had_read_remotely_finishes_with_the_right_text
     prompt = [*before.history, *pair.tokens(30)]
     rival_prompt = pair.tokens(900)
     preemptions = pair.prefill.metric("vllm:num_preemptions_total")
-    rival = threading.Thread(target=lambda: pair.prefill.complete(rival_prompt, None, 1200))
+    # Long enough to take, after the preemption, most of the blocks whose content the other had read.
+    rival = threading.Thread(target=lambda: pair.prefill.complete(rival_prompt, None, 2200))
     rival.start()
     time.sleep(0.5)
 
