@@ -2,39 +2,49 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from enum import Enum
 from typing import Any
 
 from aiohttp import web
 
 from backhaul_router.core.errors import ApiError
 
-_PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
+
+class Phase(Enum):
+    """What a connection is doing; the value is what a client that may be gone can be sent without harm."""
+
+    WAITING = b"HTTP/1.1 102 Processing\r\n\r\n"
+    """No part of the answer has been sent: an interim response."""
+    ANSWERING = b""
+    """Head or end of the answer are being written: nothing."""
+    STREAMING = b"0"
+    """Between two chunks: a leading zero of the next chunk's size."""
+
+
 _PROBE_S = 0.3
+_MAX_STREAM_PROBES = 3
+"""Parsers bound the digits of a chunk's size; each event of the stream tells as much as a probe."""
 
 
 class ApiProtocol(web.RequestHandler):
     """One connection.
 
     A client that has closed its sending side may still be reading, or be gone: TCP does not tell, until something is
-    sent. So such a client is sent interim responses until its answer begins; one that is gone resets the connection,
-    which cancels the handler. (aiohttp's own protocol lets asyncio close the connection at once.)
+    sent. So such a client is sent bytes that mean nothing. One that is gone resets the connection, which cancels the
+    handler. (aiohttp's own protocol lets asyncio close the connection at once.)
     """
 
-    __slots__ = ("_answering", "_probe")
+    __slots__ = ("_phase", "_probe", "_stream_probes")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._answering = False
+        self._phase = Phase.WAITING
         self._probe: asyncio.TimerHandle | None = None
+        self._stream_probes = 0
 
-    def begin_request(self) -> None:
-        """A request has been read; its answer has not begun."""
-        self._answering = False
-
-    def begin_answer(self) -> None:
-        """The final response's head is about to be written: no more interim ones."""
-        self._answering = True
-        self._cancel_probe()
+    def enter(self, phase: Phase) -> None:
+        """The handler says what comes next on the wire."""
+        self._phase = phase
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio allows the answer, aiohttp has none
         """Keeps the connection for a request that is running; closes it otherwise."""
@@ -43,8 +53,7 @@ class ApiProtocol(web.RequestHandler):
         if idle or not self._request_count:
             return None
         self.close()
-        if not self._answering:
-            self._send_probe()
+        self._send_probe()
         return True
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -69,11 +78,13 @@ class ApiProtocol(web.RequestHandler):
 
     def _send_probe(self) -> None:
         request = self._current_request
-        if self.transport is None or self._answering:
+        if self.transport is None or (request is not None and request.version < (1, 1)):
             return
-        if request is None or request.version >= (1, 1):
-            self.transport.write(_PROBE)
-        self._probe = asyncio.get_running_loop().call_later(_PROBE_S, self._send_probe)
+        if self._phase is Phase.STREAMING:
+            self._stream_probes += 1
+        if self._stream_probes <= _MAX_STREAM_PROBES:
+            self.transport.write(self._phase.value)
+            self._probe = asyncio.get_running_loop().call_later(_PROBE_S, self._send_probe)
 
     def _cancel_probe(self) -> None:
         if self._probe is not None:

@@ -15,7 +15,7 @@ from backhaul_common.errors import UnavailableError
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.engines import EngineError
 from backhaul_router.core.errors import ApiError
-from backhaul_router.http_protocol import ApiProtocol, ApiServer
+from backhaul_router.http_protocol import ApiProtocol, ApiServer, Phase
 from backhaul_router.models import Models
 from backhaul_router.observing import context_from
 from backhaul_router.readiness import Readiness
@@ -84,8 +84,7 @@ class HttpService:
         self._listener = None
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if isinstance(request.protocol, ApiProtocol):
-            request.protocol.begin_request()
+        _enter(request, Phase.WAITING)
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
@@ -150,8 +149,9 @@ async def _stream(request: web.BaseRequest, answer: Answer, request_id: str) -> 
     response = web.StreamResponse(
         status=answer.status, headers={**answer.headers, **_STREAM_HEADERS, "x-request-id": request_id}
     )
-    _begin(request)
+    _enter(request, Phase.ANSWERING)
     await response.prepare(request)
+    _enter(request, Phase.STREAMING)
     tail = b""
     try:
         async with aclosing(answer.stream.chunks()) as chunks:
@@ -162,18 +162,19 @@ async def _stream(request: web.BaseRequest, answer: Answer, request_id: str) -> 
         # A blank line first, in case the stream stopped inside an event.
         apart = b"" if tail.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
         await response.write(apart + error.as_api_error("decode").event)
+    _enter(request, Phase.ANSWERING)
     await response.write_eof()
     return response
 
 
 def _json(request: web.BaseRequest, status: int, body: bytes, headers: Mapping[str, str]) -> web.Response:
-    _begin(request)
+    _enter(request, Phase.ANSWERING)
     return web.Response(status=status, body=body, headers={"content-type": "application/json", **headers})
 
 
-def _begin(request: web.BaseRequest) -> None:
+def _enter(request: web.BaseRequest, phase: Phase) -> None:
     if isinstance(request.protocol, ApiProtocol):
-        request.protocol.begin_answer()
+        request.protocol.enter(phase)
 
 
 def _request_id(request: web.BaseRequest) -> str:
