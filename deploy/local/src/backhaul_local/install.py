@@ -93,8 +93,8 @@ def environments(root: Path) -> tuple[Environment, Environment, Environment]:
 class Installer:
     """Makes environments, one command after the other, and shows what happens."""
 
-    def __init__(self, root: Path, supervisor: Supervisor) -> None:
-        self._root = root
+    def __init__(self, supervisor: Supervisor, venv_flags: Sequence[str] = ()) -> None:
+        self._venv = [sys.executable, "-m", "venv", *venv_flags]
         self._supervisor = supervisor
 
     def ensure(self, environment: Environment) -> None:
@@ -104,7 +104,7 @@ class Installer:
             return
         shutil.rmtree(environment.path, ignore_errors=True)
         _say(f"Making {environment.path.name} ...")
-        self._run([sys.executable, "-m", "venv", str(environment.path)])
+        self._run([*self._venv, str(environment.path)])
         self._fill(environment, stamp)
 
     def ensure_package(self, environment: Environment) -> None:
@@ -177,7 +177,7 @@ def install(root: Path) -> None:
     services, engines, connector = environments(root)
     logs = root / ".state" / "logs"
     with _lock(root / ".state"), Supervisor(logs) as supervisor:
-        installer = Installer(root, supervisor)
+        installer = Installer(supervisor)
         installer.ensure(services)
         installer.ensure(engines)
         installer.ensure_package(connector)
