@@ -1,0 +1,85 @@
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from backhaul_common.etcd import KeyValue
+from backhaul_registry.core.model import Engine, PointerId
+from backhaul_registry.keys import Keys
+from backhaul_registry.records import Records
+from tests.unit.registry.values import node, pointer
+
+KEYS = Keys("c")
+
+
+def kv(key: bytes, value: bytes, revision: int = 1) -> KeyValue:
+    return KeyValue(key, value, 1, revision, 0)
+
+
+def test_what_is_written_is_read_back() -> None:
+    records = Records(KEYS)
+    engine = Engine(
+        engine_id="e",
+        rank=1,
+        compatibility_hash="c",
+        weights_digest="w",
+        block_size=16,
+        block_count=9,
+        retention_ttl_s=480.25,
+        connector_version="1",
+        reuse=True,
+        reuse_problem="p",
+        vllm_version="v",
+    )
+    one = node(engines=(engine,), models=("m", "n"), state_reason="r")
+    assert records.read_node(kv(KEYS.node("d1"), records.write_node(one))) == one
+    two = pointer("a/b")
+    assert records.read_pointer(kv(KEYS.pointer(two.id), records.write_pointer(two))) == two
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"\x02\x0a", id="version"),
+        pytest.param(b"\x01\xff\xff", id="garbage"),
+        pytest.param(b"\x01", id="no fields"),
+        pytest.param(Records(KEYS).write_node(node(agent_address="")), id="field missing"),
+        pytest.param(Records(KEYS).write_node(node(node_id="d2")), id="other key"),
+    ],
+)
+def test_what_cannot_be_read_counts_as_absent_and_is_logged_once(value: bytes) -> None:
+    records = Records(KEYS)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            assert records.read_node(kv(KEYS.node("d1"), value)) is None
+        assert records.read_pointer(kv(KEYS.pointer(PointerId("s", "k", "x")), value)) is None
+    assert [log["log_level"] for log in logs] == ["warning"] * 2
+
+
+def test_a_new_unreadable_value_is_logged_anew_and_memory_is_bounded() -> None:
+    records = Records(KEYS)
+    with structlog.testing.capture_logs() as logs:
+        for revision in range(3000):
+            records.read_node(kv(KEYS.node("d1"), b"", revision))
+    assert len(logs) == 3000
+    assert len(records._logged) == 1000
+
+
+@pytest.mark.parametrize(
+    ("set_id", "key"),
+    [
+        ("a", b"/c/index/s/k/a"),
+        ("a/b", b"/c/index/s/k/a%2Fb"),
+        ("../x", b"/c/index/s/k/..%2Fx"),
+        ("\0\xe9", b"/c/index/s/k/%00%C3%A9"),
+    ],
+)
+def test_a_set_id_cannot_leave_its_place_in_the_key(set_id: str, key: bytes) -> None:
+    assert KEYS.pointer(PointerId("s", "k", set_id)) == key
+
+
+def test_prefixes_end_with_a_slash() -> None:
+    prefixes: list[Any] = [KEYS.nodes, KEYS.index, KEYS.scope("s"), KEYS.lookup("s", "k")]
+    assert prefixes == [b"/c/nodes/", b"/c/index/", b"/c/index/s/", b"/c/index/s/k/"]
+    assert KEYS.scope("") == KEYS.index
