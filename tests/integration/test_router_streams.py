@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.fakes.engine import FakeEngine, Leg, Step, break_after, event_of, hang, raw_stream, reset
+from tests.fakes.engine import FakeEngine, Leg, Step, answer, break_after, event_of, hang, raw_stream, reset
 from tests.fakes.eventually import eventually
 from tests.fakes.router_stack import CHAT, RouterStack, chat_body, router_stack
 
@@ -57,6 +57,14 @@ async def test_a_hand_off_of_many_blocks_passes(stack: RouterStack) -> None:
     params = stack.decode.legs[0].params
     assert params is not None
     assert params["remote_block_ids"] == stack.prefill.block_ids
+
+
+async def test_bodies_of_megabytes_pass_both_ways(stack: RouterStack) -> None:
+    text = "x" * (6 * 1024 * 1024)
+    stack.decode.then(answer({"text": text, "kv_transfer_params": None}))
+    got = await stack.chat(text)
+    assert (got.status, len(got.body)) == (200, len(text) + len('{"text":""}'))
+    assert stack.decode.legs[0].body["messages"][0]["content"] == text
 
 
 # Limits

@@ -1,6 +1,7 @@
 """HTTP to the engines."""
 
 import asyncio
+import io
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -131,7 +132,9 @@ class EngineClient:
             total=None, connect=self._timeouts.connect_s, sock_read=self._timeouts.first_byte_s
         )
         try:
-            response = await self._open.post(url, data=body, headers=headers, timeout=limits, allow_redirects=False)
+            response = await self._open.post(
+                url, data=_pieces(body), headers=headers, timeout=limits, allow_redirects=False
+            )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _failed(error) from error
         try:
@@ -149,7 +152,7 @@ class EngineClient:
         try:
             async with (
                 asyncio.timeout(limit_s),
-                self._open.request(method, url, data=body, headers=headers, allow_redirects=False) as response,
+                self._open.request(method, url, data=_pieces(body), headers=headers, allow_redirects=False) as response,
             ):
                 return Reply(response.status, response.headers, await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -167,6 +170,11 @@ class _Tokens(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[dict[str, Any]]
+
+
+def _pieces(body: bytes | None) -> io.BytesIO | None:
+    # Sent piece by piece: a body of megabytes must not hold up other turns.
+    return None if body is None else io.BytesIO(body)
 
 
 def _failed(error: Exception) -> EngineError:

@@ -68,7 +68,9 @@ class ApiProtocol(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answers a request that could not be parsed, or whose handler failed."""
+        """Answers a request that could not be parsed, or whose handler failed. Re-raises the loss of the client."""
+        if isinstance(exc, ConnectionError):
+            raise exc
         if status >= 500:
             self.log_exception("request failed", exc_info=exc)
         error = ApiError(status, "bad HTTP request" if status < 500 else "internal error")
