@@ -145,6 +145,12 @@ class Stack:
         if wait:
             self.wait_ready(name)
 
+    def add_router(self, flags: Sequence[str]) -> str:
+        """Starts one more router, with flags of its own; waits until it is ready, and returns its base URL."""
+        name = self._launch_router(flags)
+        self.wait_ready(name, timeout_s=_SERVICE_START_S)
+        return self.routers[-1]
+
     def wait_ready(self, *names: str, timeout_s: float = _ENGINE_START_S) -> None:
         """Waits until the named processes are ready. Raises LocalError with a log's end when one is not in time."""
         self._supervisor.wait_for_all({name: self._ready[name] for name in names}, timeout_s)
@@ -218,13 +224,18 @@ class Stack:
             self._service(node.agent, "backhaul-node-agent", flags, partial(grpc_ready, node.agent_address))
 
     def _start_routers(self) -> None:
-        for index in range(1, self._options.routers + 1):
-            http, grpc = self._address(8080 + 10 * (index - 1)), self._address(8081 + 10 * (index - 1))
-            self.routers.append(f"http://{http}")
-            self.grpc_routers.append(grpc)
-            flags = ["--listen-http", http, "--listen-grpc", grpc, "--registry", ",".join(self.registries)]
-            flags += self._options.router_flags
-            self._service(f"router-{index}", "backhaul-router", flags, partial(http_ready, f"http://{http}/ready"))
+        for _ in range(self._options.routers):
+            self._launch_router(self._options.router_flags)
+
+    def _launch_router(self, more_flags: Sequence[str]) -> str:
+        index = len(self.routers) + 1
+        http, grpc = self._address(8080 + 10 * (index - 1)), self._address(8081 + 10 * (index - 1))
+        self.routers.append(f"http://{http}")
+        self.grpc_routers.append(grpc)
+        flags = ["--listen-http", http, "--listen-grpc", grpc, "--registry", ",".join(self.registries), *more_flags]
+        name = f"router-{index}"
+        self._service(name, "backhaul-router", flags, partial(http_ready, f"http://{http}/ready"))
+        return name
 
     def _service(self, name: str, script: str, flags: Sequence[str], ready: Callable[[], bool]) -> None:
         command = [str(Path(sys.executable).with_name(script)), *flags]

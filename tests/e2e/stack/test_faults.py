@@ -1,0 +1,91 @@
+"""Something dies in the middle of a conversation: the next turn is right and in time, and reuse comes back unaided."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from backhaul_local.stack import Stack
+from tests.e2e.stack.chat import Chat, Messages, answered
+from tests.e2e.stack.conftest import CLAIM_TTL_S, LEASE_TTL_S, conversation, eventually_warm
+from tests.fakes.socket_proxy import SocketProxy
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
+
+IN_TIME_S = 15.0
+"""For a turn that takes about one second on an idle machine: far below any time-out of a client."""
+
+
+def _right_and_in_time(chat: Chat, messages: Messages) -> Messages:
+    started = time.monotonic()
+    reply = chat.send(messages)
+    assert time.monotonic() - started < IN_TIME_S
+    assert (reply.status, reply.text) == (200, chat.cold(messages)), reply.raw
+    return answered(messages, reply.text)
+
+
+def test_a_killed_decode_agent(chat: Chat, stack: Stack) -> None:
+    messages, _ = conversation(chat)
+    stack.kill("agent-decode-1")
+
+    messages = _right_and_in_time(chat, messages)
+    stack.restart("agent-decode-1", wait=False)
+    messages = _right_and_in_time(chat, messages)
+
+    eventually_warm(chat, within_s=LEASE_TTL_S + CLAIM_TTL_S + 20)
+    _right_and_in_time(chat, messages)
+
+
+def test_a_killed_registry(chat: Chat, stack: Stack) -> None:
+    messages, _ = conversation(chat)
+    stack.kill("registry-1")
+
+    messages = _right_and_in_time(chat, messages)
+    eventually_warm(chat, within_s=30)
+
+    stack.restart("registry-1")
+    _right_and_in_time(chat, messages)
+    eventually_warm(chat, within_s=30)
+
+
+def test_an_etcd_that_is_killed_and_restarted_on_its_data(chat: Chat, stack: Stack) -> None:
+    messages, _ = conversation(chat)
+    stack.kill("etcd")
+
+    messages = _right_and_in_time(chat, messages)
+    time.sleep(LEASE_TTL_S + 1)
+    messages = _right_and_in_time(chat, messages)
+
+    stack.restart("etcd")
+    eventually_warm(chat, within_s=45)
+    _right_and_in_time(chat, messages)
+
+
+def test_a_cut_connector_socket(chat: Chat, cut: SocketProxy) -> None:
+    messages, _ = conversation(chat)
+    cut.cut()
+
+    messages = _right_and_in_time(chat, messages)
+
+    eventually_warm(chat, within_s=CLAIM_TTL_S + 20)
+    _right_and_in_time(chat, messages)
+
+
+@pytest.mark.parametrize("name", ["prefill-1", "decode-1"])
+def test_an_engine_that_restarts_under_the_same_address(chat: Chat, stack: Stack, name: str) -> None:
+    messages, _ = conversation(chat)
+    stack.kill(name)
+
+    assert chat.send(messages).status in (200, 502, 503)
+    stack.restart(name)
+
+    _eventually(lambda: chat.send(messages).status == 200, within_s=60)
+    messages = _right_and_in_time(chat, messages)
+    eventually_warm(chat, within_s=60)
+
+
+def _eventually(holds: Callable[[], bool], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
