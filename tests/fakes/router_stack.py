@@ -1,6 +1,8 @@
 """A router with fakes around it, over real sockets."""
 
 import asyncio
+import io
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -66,7 +68,9 @@ class RouterStack:
 
     async def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> "Got":
         """Sends a body and reads the whole answer."""
-        async with self.client.post(f"{self.url}{path}", json=body, headers=headers) as response:
+        data = io.BytesIO(json.dumps(body).encode())
+        headers = {"content-type": "application/json", **(headers or {})}
+        async with self.client.post(f"{self.url}{path}", data=data, headers=headers) as response:
             return Got(response.status, response.headers, await response.read())
 
 

@@ -53,14 +53,6 @@ def test_a_node_that_refused_is_avoided_for_a_moment() -> None:
     assert {n.node_id for _ in range(4) if (n := pick_decode(table, load, "m"))} == {"d1", "d2"}
 
 
-def test_the_holder_can_be_asked_for() -> None:
-    table, load = table_of("p1", "d1", "d2"), Load(Now())
-    holder = table.get("d2")
-    pair = pick_pair(table, load, "m", decode=holder)
-    assert pair is not None
-    assert pair.decode is holder
-
-
 def test_a_reader_has_the_connector() -> None:
     table, load = NodeTable(), Load(Now())
     table.replace([node("p1", connector=""), node("d1")])

@@ -48,7 +48,8 @@ class Running:
 async def serve(config: Config, stopping: asyncio.Event) -> None:
     """Runs the router until ``stopping`` is set, then finishes running turns within the grace time."""
     async with running(config) as router:
-        _log.info("router started", http_port=router.http_port, grpc_port=router.grpc_port)
+        settings = config.model_dump(mode="json")
+        _log.info("router started", http_port=router.http_port, grpc_port=router.grpc_port, settings=settings)
         await stopping.wait()
 
 

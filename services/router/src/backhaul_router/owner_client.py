@@ -16,6 +16,7 @@ from backhaul_common.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    UnavailableError,
 )
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_router.core.claims import Claim, Grant
@@ -81,6 +82,10 @@ class OwnerClient:
             raise refusal from error
         except asyncio.CancelledError:
             self.give_back(claim)
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():
+                # The channel was closed under the call, because the node has left.
+                raise UnavailableError("OWNER_GONE", "the owner has left") from None
             raise
         return Grant(claim, response.kv_transfer_params_json)
 
@@ -96,7 +101,7 @@ class OwnerClient:
     async def forget(self, addresses: Collection[str]) -> None:
         """Closes the channels to agents that are gone."""
         for address in [known for known in self._channels if known in addresses]:
-            await self._channels.pop(address).close()
+            await self._channels.pop(address).close(_EXIT_S)
 
     def known(self) -> frozenset[str]:
         """Returns the addresses with an open channel."""

@@ -51,6 +51,8 @@ class RegistryClient:
         """Index of the replica that answered last."""
         self._revision = 0
         """Last revision seen on the node watch; 0 before the first snapshot."""
+        self._broken = False
+        """Whether the last attempt to watch failed; logged when it changes."""
         self._unusable: frozenset[str] = frozenset()
 
     async def __aenter__(self) -> Self:
@@ -77,12 +79,14 @@ class RegistryClient:
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 raise DeadlineExceededError("LOOKUP_TIMEOUT", "the registry did not answer in time")
-            stub = registry_pb2_grpc.IndexServiceStub(self._channels[self._preferred])
+            asked = self._preferred
+            stub = registry_pb2_grpc.IndexServiceStub(self._channels[asked])
             try:
                 response = await stub.FindBlockSets(request, timeout=left)
             except grpc.aio.AioRpcError as error:
                 failure = to_error(error)
-                self._prefer_another()
+                if self._preferred == asked:
+                    self._preferred = (asked + 1) % len(self._channels)
                 if not isinstance(failure, UnavailableError):
                     break
             else:
@@ -100,7 +104,9 @@ class RegistryClient:
             try:
                 await self._follow(self._channels[index])
             except (BackhaulError, TimeoutError) as error:
-                _log.warning("node watch broken", registry=self._addresses[index], error=str(error) or "silence")
+                if not self._broken:
+                    _log.warning("node watch broken", registry=self._addresses[index], error=str(error) or "silence")
+                self._broken = True
             except Exception as error:  # noqa: BLE001  # the task border: one bad message must not end the watch
                 self._revision = 0
                 _log.error("node watch failed unexpectedly", exc_info=error)
@@ -120,6 +126,9 @@ class RegistryClient:
                 if not isinstance(message, registry_pb2.WatchNodesResponse):
                     raise UnavailableError("WATCH_ENDED", "the registry ended the watch")
                 self._apply(message)
+                if self._broken:
+                    self._broken = False
+                    _log.info("node watch restored", node_count=len(self._table))
         except grpc.aio.AioRpcError as error:
             raise to_error(error) from error
         finally:
@@ -148,6 +157,3 @@ class RegistryClient:
             _log.warning("node record not usable", node_id=node_id)
         self._unusable |= odd
         return [node for _, node in nodes if node is not None]
-
-    def _prefer_another(self) -> None:
-        self._preferred = (self._preferred + 1) % len(self._channels)

@@ -346,9 +346,10 @@ class Turns:
     def _without_prefill(self, turn: _Turn) -> Node:
         if self._policy.prefill_fallback == "strict":
             raise ApiError(503, "no prefill node is ready", headers={"retry-after": "1"})
+        node = self._decode_only(turn)
         turn.outcome.cold(turn.outcome.miss or misses.NO_PREFILL)
         turn.outcome.fallback = True
-        return self._decode_only(turn)
+        return node
 
     def _decode_only(self, turn: _Turn) -> Node:
         node = pick_decode(self._table, self._load, turn.body.model, without=turn.tried)

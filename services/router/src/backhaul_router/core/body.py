@@ -26,7 +26,6 @@ class TurnBody:
     """Top-level fields as the client wrote them."""
     fields: Mapping[str, Any]
     """The same, decoded."""
-    size_bytes: int
 
     @property
     def model(self) -> str:
@@ -81,7 +80,7 @@ def parse_body(endpoint: Endpoint, data: bytes) -> TurnBody:
         _check_messages(fields.get("messages"))
     else:
         _check_prompt(fields)
-    return TurnBody(endpoint, raw, fields, len(data))
+    return TurnBody(endpoint, raw, fields)
 
 
 def _check_types(fields: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Which nodes a turn uses: the least busy ones, the holder of its block set first.
+"""Which nodes a turn uses: the least busy ones. (A warm turn decodes on the holder of its block set.)
 
 This is the seam for filters and scorers: a policy sees the table and the load and names a pair.
 """
@@ -72,14 +72,12 @@ class Load:
         return until is not None
 
 
-def pick_pair(
-    table: NodeTable, load: Load, model: str, *, without: Collection[str] = (), decode: Node | None = None
-) -> Pair | None:
-    """Returns a pair for a model, None when there is none; ``decode`` fixes that side.
+def pick_pair(table: NodeTable, load: Load, model: str, *, without: Collection[str] = ()) -> Pair | None:
+    """Returns a pair for a model, None when there is none.
 
     Nodes in ``without`` (ids) are used only for what no other node can do.
     """
-    pairs = [(p, d) for p, d in table.pairs(model) if decode is None or d.node_id == decode.node_id]
+    pairs = table.pairs(model)
     chosen_decode = load.least(_preferred({d.node_id: d for _, d in pairs}.values(), without))
     if chosen_decode is None:
         return None
