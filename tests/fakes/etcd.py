@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 from backhaul_common.errors import AbortedError, BackhaulError
 from backhaul_common.etcd import (
@@ -106,9 +107,11 @@ class FakeEtcd:
     async def watch(self, prefix: bytes, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         self._enter("watch")
         sent = start_revision - 1
-        yield WatchBatch(self.revision)
+        yield self._stamp(WatchBatch(self.revision))
         while True:
             changed = self._changed
+            if self.failure is not None:
+                raise self.failure
             if sent + 1 <= self._compacted:
                 raise AbortedError("ETCD_COMPACTED", "etcd no longer has this revision")
             for batch in [batch for batch in self._log if batch.revision > sent]:
@@ -116,10 +119,8 @@ class FakeEtcd:
                 upserts = tuple(kv for kv in batch.upserts if kv.key.startswith(prefix))
                 removals = tuple(key for key in batch.removals if key.startswith(prefix))
                 if upserts or removals:
-                    yield WatchBatch(batch.revision, upserts, removals)
+                    yield self._stamp(WatchBatch(batch.revision, upserts, removals))
             await changed.wait()
-            if self.failure is not None:
-                raise self.failure
 
     def compact(self) -> None:
         """Forgets the past."""
@@ -153,6 +154,9 @@ class FakeEtcd:
         self.expire()
         if self.failure is not None:
             raise self.failure
+
+    def _stamp(self, batch: WatchBatch) -> WatchBatch:
+        return replace(batch, store_revision=self.revision, cluster_id=self.cluster_id)
 
     def _wake(self) -> None:
         self._changed.set()

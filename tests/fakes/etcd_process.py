@@ -5,6 +5,7 @@ can lose consistency when killed under load (etcd-io/etcd#13766): do not run the
 """
 
 import contextlib
+import http.client
 import os
 import signal
 import socket
@@ -54,18 +55,19 @@ class EtcdProcess:
         self.kill()
 
     def start(self) -> None:
-        """Starts etcd and waits until it accepts connections."""
+        """Starts etcd and waits until it has a leader."""
         client, peer = f"{self._scheme}://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
         command = [
             str(binary()),
             *("--name", "test", "--data-dir", str(self.data_dir), "--log-level", "error", "--unsafe-no-fsync"),
+            *("--heartbeat-interval", "20", "--election-timeout", "200"),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"test={peer}"),
             *self._arguments,
         ]
         with (self._directory / "etcd.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        self._wait_until_open()
+        self._wait_until_ready()
 
     def kill(self) -> None:
         """Kills etcd as a crash would; its data stays."""
@@ -104,12 +106,25 @@ class EtcdProcess:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def _wait_until_open(self) -> None:
+    def _wait_until_ready(self) -> None:
         assert self._process is not None
         for _ in range(1000):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=0.01):
+            if self._ready():
                 return
             assert self._process.poll() is None, (self._directory / "etcd.log").read_text()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.01)
+                self._process.wait(0.02)
         raise AssertionError("etcd did not start")
+
+    def _ready(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                pass
+            if self._scheme == "https":
+                return True
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)
+            with contextlib.closing(connection):
+                connection.request("GET", "/health")
+                return b'"true"' in connection.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            return False

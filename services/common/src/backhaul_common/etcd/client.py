@@ -75,6 +75,9 @@ class WatchBatch:
     revision: int
     upserts: tuple[KeyValue, ...] = ()
     removals: tuple[bytes, ...] = ()
+    store_revision: int = 0
+    """Revision of the store that sent it."""
+    cluster_id: int = 0
 
 
 class EtcdClient:
@@ -219,12 +222,12 @@ class EtcdClient:
             async with asyncio.timeout(self._options.silence_s):
                 answer = await _read(call)
             if answer.canceled:
-                await self._canceled(answer)
+                self._canceled(answer)
             events.extend(answer.events)
             if not answer.fragment:
-                return _batch(events, answer.header.revision)
+                return _batch(events, answer.header)
 
-    async def _canceled(self, answer: Any) -> None:
+    def _canceled(self, answer: Any) -> None:
         """Raises what a cancelled watch means."""
         if answer.compact_revision:
             raise AbortedError("ETCD_COMPACTED", "etcd no longer has this revision")
@@ -232,7 +235,7 @@ class EtcdClient:
         # etcd 3.5.1 says "permission denied" for an expired token too (server/etcdserver/api/v3rpc/watch.go,
         # isWatchPermitted); whether it is one, the next watch with a fresh token shows.
         if failures.token_expired(reason) or "permission denied" in reason:
-            await self._connection.renew_token()
+            self._connection.reject_token()
             raise UnauthenticatedError("ETCD_AUTH", f"etcd refused the watch: {reason}", endpoint=self.endpoint)
         raise UnavailableError("ETCD_UNAVAILABLE", f"etcd ended the watch: {reason}", endpoint=self.endpoint)
 
@@ -267,19 +270,19 @@ async def _watch_requests(prefix: bytes, start_revision: int, progress_s: float)
         yield rpc.WatchRequest(progress_request=rpc.WatchProgressRequest())
 
 
-def _batch(events: Sequence[Any], header_revision: int) -> WatchBatch:
+def _batch(events: Sequence[Any], header: Any) -> WatchBatch:
     """Takes the last event of each key.
 
     A watch that catches up gets old events under a new header, so the revision is that of the last event
     (etcd, client/v3/watch.go, ``serveSubstream``).
     """
     if not events:
-        return WatchBatch(header_revision)
+        return WatchBatch(header.revision, (), (), header.revision, header.cluster_id)
     last = {event.kv.key: event for event in events}
     deleted = rpc.Event.DELETE
     upserts = tuple(from_kv(event.kv) for event in last.values() if event.type != deleted)
     removals = tuple(event.kv.key for event in last.values() if event.type == deleted)
-    return WatchBatch(events[-1].kv.mod_revision, upserts, removals)
+    return WatchBatch(events[-1].kv.mod_revision, upserts, removals, header.revision, header.cluster_id)
 
 
 def _txn_result(answer: Any) -> TxnResult:

@@ -20,6 +20,9 @@ _log = structlog.get_logger(__name__)
 _PAUSE_S = 0.1
 """Pause after all endpoints have failed in turn."""
 
+_AUTHENTICATE_S = 3.0
+"""Longest wait for a token: etcd hashes the password with bcrypt, which takes its time on a busy machine."""
+
 T = TypeVar("T")
 
 
@@ -79,18 +82,18 @@ class Connection:
         """
         deadline = self._clock.monotonic() + total_s
         tries = 0
-        refreshed = False
+        # The token that etcd no longer takes, once it has said so: a second time is not a matter of age.
+        rejected: str | None = None
         while True:
             index, token = self._current, self._token
             left_s = deadline - self._clock.monotonic()
             try:
-                if self._user and token is None:
-                    token = await self._refresh(token, left_s)
+                if self._user and token == rejected:
+                    token = await self._refresh(rejected, left_s)
                 return await attempt(self.channel(index), self._metadata(token), min(self._attempt_s, left_s))
             except grpc.aio.AioRpcError as error:
-                if failures.token_expired(error.details() or "") and self._user and not refreshed:
-                    refreshed = True
-                    await self._renew(token, deadline)
+                if failures.token_expired(error.details() or "") and self._user and rejected is None:
+                    rejected = token
                     continue
                 tries += 1
                 if not failures.endpoint_away(error):
@@ -102,9 +105,9 @@ class Connection:
                     raise failures.to_backhaul(error, self._endpoints[index]) from error
                 await self._clock.sleep(pause_s)
 
-    async def renew_token(self) -> None:
-        """Exchanges the token, for a stream that etcd has ended because of it. Raises BackhaulError."""
-        await self._renew(self._token, self._clock.monotonic() + self._attempt_s)
+    def reject_token(self) -> None:
+        """Forgets the token, for a stream that etcd has ended because of it."""
+        self._token = None
 
     def channel(self, index: int | None = None) -> grpc.aio.Channel:
         """Returns the channel of an endpoint, by default of the one in use."""
@@ -115,8 +118,11 @@ class Connection:
 
     async def stream(self, total_s: float) -> tuple[int, grpc.aio.Channel, Metadata]:
         """Returns index, channel and metadata for a long-lived stream on the endpoint in use. Raises BackhaulError."""
-        if self._user and self._token is None:
-            await self._renew(None, self._clock.monotonic() + total_s)
+        try:
+            if self._user and self._token is None:
+                await self._refresh(None, total_s)
+        except grpc.aio.AioRpcError as error:
+            raise failures.to_backhaul(error, self.endpoint) from error
         return self._current, self.channel(), self._metadata(self._token)
 
     def leave(self, index: int) -> None:
@@ -131,20 +137,13 @@ class Connection:
         for channel in channels.values():
             await channel.close()
 
-    async def _renew(self, stale: str | None, deadline: float) -> None:
-        left_s = deadline - self._clock.monotonic()
-        try:
-            await self._refresh(stale, left_s)
-        except grpc.aio.AioRpcError as error:
-            raise failures.to_backhaul(error, self.endpoint) from error
-
     async def _refresh(self, stale: str | None, left_s: float) -> str | None:
         """Returns a token other than ``stale``; empty when etcd has authentication off."""
         if left_s <= 0:
             raise UnavailableError("ETCD_UNAVAILABLE", "no time left to authenticate", endpoint=self.endpoint)
         async with self._token_lock:
             if self._token == stale:
-                self._token = await self._authenticate(min(self._attempt_s, left_s))
+                self._token = await self._authenticate(min(_AUTHENTICATE_S, left_s))
             return self._token
 
     async def _authenticate(self, timeout_s: float) -> str:

@@ -13,7 +13,7 @@ from typing import Protocol
 import structlog
 
 from backhaul_common.clock import Clock
-from backhaul_common.errors import BackhaulError
+from backhaul_common.errors import AbortedError, BackhaulError
 from backhaul_common.etcd.client import Listing, WatchBatch
 from backhaul_common.etcd.ops import KeyValue
 
@@ -75,7 +75,13 @@ class Following:
         return Update(listing.revision, tuple(upserts), tuple(removals), listed=True, reset=reset)
 
     def changed(self, batch: WatchBatch) -> Update:
-        """Takes a batch and returns it without what is not news."""
+        """Takes a batch and returns it without what is not news.
+
+        Raises AbortedError (ETCD_HISTORY) when it comes from another history than the listing: etcd accepts a watch
+        from a revision that it has yet to reach.
+        """
+        if batch.cluster_id != self._cluster_id or batch.store_revision < self._revision:
+            raise AbortedError("ETCD_HISTORY", "the watch came up on another history than the listing")
         if not batch.upserts and not batch.removals:
             # A progress answer may run ahead of events that are still on their way (etcd-io/etcd#15220).
             return Update(self._revision)
