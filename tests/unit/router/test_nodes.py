@@ -14,7 +14,7 @@ def node(node_id: str, **fields: Any) -> Node:
     defaults: dict[str, Any] = {
         "role": Role.PREFILL if node_id.startswith("p") else Role.DECODE,
         "agent_address": "127.0.0.1:1",
-        "engine_url": "http://127.0.0.1:2",
+        "engine_url": f"http://{node_id}:2",
         "models": frozenset({"m"}),
         "engines": (engine,),
         "state": NodeState.READY,
@@ -72,9 +72,10 @@ def test_changes_are_applied_over_a_snapshot() -> None:
     table = NodeTable()
     table.replace([node("p1"), node("d1")])
     table.change([node("d1", state=NodeState.NOT_READY), node("d2")], ["p1"])
-    assert {n.node_id: n.state for n in table} == {"d1": NodeState.NOT_READY, "d2": NodeState.READY}
-    table.replace([])
-    assert len(table) == 0
+    assert [n.node_id for n in table.ready(Role.DECODE, "m")] == ["d2"]
+    assert table.get("p1") is None
+    table.replace([node("p2")])
+    assert [n.node_id for n in table.ready(Role.PREFILL, "m")] == ["p2"]
 
 
 def test_a_model_is_known_while_any_node_names_it() -> None:
@@ -88,3 +89,36 @@ def test_a_node_reuses_only_with_the_connector_in_every_engine() -> None:
     assert node("p1").reuse
     assert not node("p1", connector="").reuse
     assert not node("p1", engines=()).reuse
+
+
+def test_a_ready_node_that_is_listed_no_longer_serves_on_where_no_listed_one_can() -> None:
+    table = NodeTable()
+    table.replace([node("p1"), node("d1")])
+    table.change([], ["d1"])
+    assert table.problem() == ""
+    assert [n.node_id for n in table.ready(Role.DECODE, "m")] == ["d1"]
+    assert table.get("d1") is None
+
+    table.change([node("d2")], [])
+
+    assert [n.node_id for n in table.ready(Role.DECODE, "m")] == ["d2"]
+
+
+def test_an_orphaned_node_ends_when_its_engine_does_not_answer_or_is_listed_again() -> None:
+    table = NodeTable()
+    table.replace([node("p1"), node("d1")])
+    table.replace([])
+    assert {n.node_id for n in table.orphans} == {"p1", "d1"}
+
+    table.change([node("d9", engine_url="http://d1:2")], [])
+    table.drop_orphan("p1")
+
+    assert table.orphans == []
+
+
+@pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.NOT_READY])
+def test_a_node_that_said_goodbye_or_was_not_well_is_gone_at_once(state: NodeState) -> None:
+    table = NodeTable()
+    table.replace([node("d1", state=state)])
+    table.change([], ["d1"])
+    assert len(table) == 0

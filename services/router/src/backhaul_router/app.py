@@ -23,6 +23,7 @@ from backhaul_router.http_service import HttpService
 from backhaul_router.lookups import Lookups
 from backhaul_router.models import Models
 from backhaul_router.observing import TurnObserver
+from backhaul_router.orphans import watch_orphans
 from backhaul_router.owner_client import OwnerClient
 from backhaul_router.readiness import Readiness
 from backhaul_router.registry_client import RegistryClient
@@ -103,6 +104,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
         async with http, grpc_server, asyncio.TaskGroup() as tasks:
             background = (
                 tasks.create_task(registry.watch()),
+                tasks.create_task(watch_orphans(table, engines, clock, changed.set)),
                 tasks.create_task(_follow(changed, table, readiness, grpc_server, owner)),
             )
             try:

@@ -18,6 +18,7 @@ KEEP_ALIVE_S = 4.0
 
 _TOKENIZE_TIMEOUT_S = 1.0
 _MODELS_TIMEOUT_S = 2.0
+_HEALTH_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,13 @@ class EngineClient:
             return msgspec.json.decode(reply.body, type=_Models).data if reply.status == 200 else []
         except (msgspec.MsgspecError, ValueError):
             return []
+
+    async def healthy(self, url: str) -> bool:
+        """Tells whether a server answers 200, soon. Never raises."""
+        try:
+            return (await self._whole("GET", url, None, {}, _HEALTH_TIMEOUT_S)).status == 200
+        except EngineError:
+            return False
 
     @asynccontextmanager
     async def decode(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[EngineStream]:

@@ -70,6 +70,10 @@ def compatible(prefill: Node, decode: Node) -> bool:
     return all(_fit(one, other) for one in prefill.engines for other in decode.engines)
 
 
+def _serves(node: Node, role: Role, model: str) -> bool:
+    return node.role is role and node.state is NodeState.READY and model in node.models
+
+
 def _fit(one: Engine, other: Engine) -> bool:
     return _equal_if_known(one.compatibility_hash, other.compatibility_hash) and _equal_if_known(
         one.weights_digest, other.weights_digest
@@ -81,39 +85,60 @@ def _equal_if_known(one: str, other: str) -> bool:
 
 
 class NodeTable:
-    """All nodes. Block sets of a node that is not ready, or not even listed, are nobody's business here."""
+    """All nodes. Block sets of a node that is not ready, or not even listed, are nobody's business here.
+
+    A node that was READY and is listed no longer has lost its agent, not said goodbye (an agent that leaves is DRAINING
+    first), and its engine may well go on. It is *orphaned*: it serves turns where no listed node can, without reuse,
+    until it is listed again or `drop_orphan` is called because its engine does not answer.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
+        self._orphans: dict[str, Node] = {}
 
     def replace(self, nodes: Iterable[Node]) -> None:
         """Takes a snapshot."""
-        self._nodes = {node.node_id: node for node in nodes}
+        listed = {node.node_id: node for node in nodes}
+        self.change(listed.values(), self._nodes.keys() - listed.keys())
 
     def change(self, upserts: Iterable[Node], removals: Iterable[str]) -> None:
         """Takes a change."""
         for node_id in removals:
-            self._nodes.pop(node_id, None)
+            node = self._nodes.pop(node_id, None)
+            if node is not None and node.state is NodeState.READY:
+                self._orphans[node_id] = node
         for node in upserts:
             self._nodes[node.node_id] = node
+        served = {node.engine_url for node in self._nodes.values()}
+        self._orphans = {key: orphan for key, orphan in self._orphans.items() if orphan.engine_url not in served}
+
+    def drop_orphan(self, node_id: str) -> None:
+        """Forgets an orphaned node; nothing happens when it is none."""
+        self._orphans.pop(node_id, None)
+
+    @property
+    def orphans(self) -> list[Node]:
+        """Nodes whose agent is gone."""
+        return [*self._orphans.values()]
 
     def get(self, node_id: str) -> Node | None:
-        """Returns a node by id."""
+        """Returns a listed node by id."""
         return self._nodes.get(node_id)
 
     def __iter__(self) -> Iterator[Node]:
-        return iter(self._nodes.values())
+        return iter([*self._nodes.values(), *self._orphans.values()])
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self._nodes) + len(self._orphans)
 
     def serves(self, model: str) -> bool:
         """Tells whether any node serves a model, ready or not."""
         return any(model in node.models for node in self)
 
     def ready(self, role: Role, model: str) -> list[Node]:
-        """Returns the ready nodes of a role that serve a model."""
-        return [node for node in self if node.role is role and node.state is NodeState.READY and model in node.models]
+        """Returns the ready nodes of a role that serve a model: listed ones, or orphaned ones if there is none."""
+        listed = [node for node in self._nodes.values() if _serves(node, role, model)]
+        return listed or [node for node in self._orphans.values() if _serves(node, role, model)]
 
     def pairs(self, model: str) -> list[tuple[Node, Node]]:
         """Returns all pairs of prefill and decode node that can serve a model."""
@@ -122,7 +147,7 @@ class NodeTable:
 
     def problem(self) -> str:
         """Says why no turn can be served over two nodes; empty when one can."""
-        if not self._nodes:
+        if not len(self):
             return "no nodes are known"
         models = {model for node in self for model in node.models}
         if any(self.pairs(model) for model in models):
