@@ -149,7 +149,7 @@ async def test_nothing_is_granted_once_the_lease_is_lost_until_the_node_joined_a
     await node.published()
     node.registry.taken = True
     node.registry.lose_lease()
-    node.registry.break_streams()
+    node.registry.break_joins()
     await eventually(lambda: not node.registry.pointers)
     assert await node.refusal() == "LEASE_INVALID"
 

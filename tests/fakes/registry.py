@@ -47,7 +47,8 @@ class FakeRegistry:
         """TTL that joins get, instead of the one they ask for."""
         self._lease_ids = 0
         self._live_lease = 0
-        self._breaks: set[asyncio.Event] = set()
+        self._joins: set[asyncio.Event] = set()
+        self._publishings: set[asyncio.Event] = set()
         self._server = GrpcServer(address="127.0.0.1:0", service_names=[])
         registry_pb2_grpc.add_NodeServiceServicer_to_server(_node_servicer(self), self._server.server)
         registry_pb2_grpc.add_IndexServiceServicer_to_server(_index_servicer(self), self._server.server)
@@ -71,11 +72,15 @@ class FakeRegistry:
         self.nodes.clear()
         self._live_lease = 0
 
-    def break_streams(self) -> None:
-        """Breaks all streams, as a registry that dies does."""
-        for event in self._breaks:
+    def break_joins(self) -> None:
+        """Breaks the streams of nodes."""
+        for event in self._joins:
             event.set()
-        self._breaks.clear()
+
+    def break_publishing(self) -> None:
+        """Breaks the streams of pointers; the pointers stay, as they do for one TTL."""
+        for event in self._publishings:
+            event.set()
 
     def keys_of(self, set_id: str) -> set[str]:
         """Returns the lookup keys that lead to a set."""
@@ -84,7 +89,7 @@ class FakeRegistry:
     async def join(self, requests: AsyncIterator[registry_pb2.JoinNodeRequest]) -> AsyncGenerator[Any, None]:
         """Serves JoinNode."""
         ttl_s = 10.0
-        async with contextlib.aclosing(self._until_broken(requests)) as unbroken:
+        async with contextlib.aclosing(_until_broken(requests, self._joins)) as unbroken:
             async for request in unbroken:
                 await self.answering.wait()
                 response = registry_pb2.JoinNodeResponse(sequence=request.sequence)
@@ -130,7 +135,7 @@ class FakeRegistry:
     async def publish(self, requests: AsyncIterator[registry_pb2.PublishBlockSetsRequest]) -> AsyncGenerator[Any, None]:
         """Serves PublishBlockSets."""
         engine_id = ""
-        async with contextlib.aclosing(self._until_broken(requests)) as unbroken:
+        async with contextlib.aclosing(_until_broken(requests, self._publishings)) as unbroken:
             async for request in unbroken:
                 await self.answering.wait()
                 response = registry_pb2.PublishBlockSetsResponse()
@@ -153,24 +158,25 @@ class FakeRegistry:
         for pointer in batch.removals:
             self.pointers.pop((pointer.scope, pointer.key, pointer.set_id), None)
 
-    async def _until_broken(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
-        broken = asyncio.Event()
-        self._breaks.add(broken)
-        breaking = asyncio.ensure_future(broken.wait())
-        following = breaking
-        try:
-            while True:
-                following = asyncio.ensure_future(anext(requests, None))
-                await asyncio.wait({following, breaking}, return_when=asyncio.FIRST_COMPLETED)
-                if broken.is_set():
-                    raise UnavailableError("BROKEN", "the stream was broken by the test")
-                if (request := following.result()) is None:
-                    return
-                yield request
-        finally:
-            following.cancel()
-            breaking.cancel()
-            self._breaks.discard(broken)
+
+async def _until_broken(requests: AsyncIterator[Any], breaks: set[asyncio.Event]) -> AsyncGenerator[Any, None]:
+    broken = asyncio.Event()
+    breaks.add(broken)
+    breaking = asyncio.ensure_future(broken.wait())
+    following: asyncio.Future[Any] = breaking
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(requests, None))
+            await asyncio.wait({following, breaking}, return_when=asyncio.FIRST_COMPLETED)
+            if broken.is_set():
+                raise UnavailableError("BROKEN", "the stream was broken by the test")
+            if (request := following.result()) is None:
+                return
+            yield request
+    finally:
+        following.cancel()
+        breaking.cancel()
+        breaks.discard(broken)
 
 
 def _node_servicer(registry: FakeRegistry) -> Any:

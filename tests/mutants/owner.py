@@ -1,0 +1,244 @@
+"""Mutants of the node agent's core."""
+
+from tests.mutants.mutant import Mutant
+
+_CORE = "services/node-agent/src/backhaul_node_agent/core"
+_OWNER, _LIFE, _BOOK, _CLOCK = (f"{_CORE}/{name}.py" for name in ("owner", "life", "claim_book", "engine_clock"))
+_TESTS = "tests/unit/node_agent"
+
+
+def _owner(*names: str) -> tuple[str, ...]:
+    return tuple(f"{_TESTS}/test_owner.py::{name}" for name in names)
+
+
+def _life(*names: str) -> tuple[str, ...]:
+    return tuple(f"{_TESTS}/test_life.py::{name}" for name in names)
+
+
+_MACHINE = (f"{_TESTS}/test_owner_machine.py::TestOwnerMachine",)
+
+MUTANTS = (
+    Mutant(
+        "grant-claimed-again",
+        _LIFE,
+        'ClaimAsked: _refuse("SET_CLAIMED"),',
+        "ClaimAsked: _grant,",
+        (*_owner("test_a_set_is_granted_once"), *_MACHINE),
+    ),
+    Mutant(
+        "lapse-to-held",
+        _LIFE,
+        "return _release(life, at, limits) if at.local >= life.claim.lapses_at else Step(life)",
+        "return _hold(life) if at.local >= life.claim.lapses_at else Step(life)",
+        (*_owner("test_a_claim_that_lapsed_is_never_granted_again_and_its_set_is_released"), *_MACHINE),
+    ),
+    Mutant(
+        "report-resets-claim",
+        _OWNER,
+        "        if known is not None:\n            return self._step",
+        "        if known is None and False:\n            return self._step",
+        _owner("test_a_set_reported_twice_keeps_its_claim"),
+    ),
+    Mutant(
+        "ignore-lease",
+        _OWNER,
+        "        if now >= self._valid_until:\n            return Refusal",
+        "        if self._joined_at is None:\n            return Refusal",
+        _owner(
+            "test_nothing_is_granted_from_the_moment_the_lease_may_have_ended",
+            "test_nothing_is_granted_after_the_lease_was_lost",
+            "test_a_grant_is_not_answered_when_the_lease_ends_meanwhile",
+        ),
+    ),
+    Mutant(
+        "ignore-connection",
+        _OWNER,
+        "        if not engine.connected or not engine.clock.trusted:",
+        "        if not engine.clock.trusted:",
+        _owner(
+            "test_nothing_is_granted_while_the_connector_is_away",
+            "test_nothing_is_granted_until_the_connector_has_replayed_all",
+        ),
+    ),
+    Mutant(
+        "hear-older-connection",
+        _OWNER,
+        "if engine is None or engine.connection != event.connection:",
+        "if engine is None:",
+        _owner("test_what_an_older_connection_says_is_void"),
+    ),
+    Mutant(
+        "no-fence",
+        _OWNER,
+        "if event.replayed and engine.foreign:",
+        "if event.replayed and False:",
+        (
+            *_owner("test_sets_found_after_a_restart_are_neither_granted_nor_released_until_the_fence_is_over"),
+            *_MACHINE,
+        ),
+    ),
+    Mutant(
+        "fence-from-connection-only",
+        _OWNER,
+        "start = max(self._joined_at, engine.fenced_from)",
+        "start = engine.fenced_from",
+        _owner("test_the_fence_counts_from_the_later_of_join_and_connection"),
+    ),
+    Mutant(
+        "fence-forgets-cut-replay",
+        _OWNER,
+        "engine.foreign = engine.foreign or event.last_session != self._session",
+        "engine.foreign = event.last_session != self._session",
+        _owner("test_a_replay_that_was_cut_does_not_open_the_fence"),
+    ),
+    Mutant(
+        "fence-without-claim-ttl",
+        _OWNER,
+        "return now >= start + self._limits.claim_ttl_s + self._limits.margin_s",
+        "return now >= start + self._limits.margin_s",
+        _owner("test_sets_found_after_a_restart_are_neither_granted_nor_released_until_the_fence_is_over"),
+    ),
+    Mutant(
+        "fence-forgets-grants",
+        _LIFE,
+        "    if life.granted_before or life.release_wanted:\n",
+        "    if life.release_wanted:\n",
+        (*_owner("test_a_set_that_another_agent_granted_is_released_after_the_fence"), *_MACHINE),
+    ),
+    Mutant(
+        "found-keeps-state",
+        _OWNER,
+        "            return lf.Found(event.granted, event.deadline)\n",
+        "            return lf.Seen(event.granted, event.deadline)\n",
+        _owner("test_an_engine_that_went_to_another_agent_and_came_back_is_fenced"),
+    ),
+    Mutant(
+        "ignore-engine-deadline",
+        _LIFE,
+        "deadline = min(at.earliest + limits.claim_ttl_s, life.deadline - limits.margin_s)",
+        "deadline = at.earliest + limits.claim_ttl_s",
+        (*_owner("test_nothing_is_granted_past_the_confirmed_deadline_less_a_margin"), *_MACHINE),
+    ),
+    Mutant(
+        "latest-clock-for-deadline",
+        _LIFE,
+        "deadline = min(at.earliest + limits.claim_ttl_s,",
+        "deadline = min(at.latest + limits.claim_ttl_s,",
+        (*_life("test_a_claims_deadline_counts_from_the_earliest_that_the_engines_clock_can_show"), *_MACHINE),
+    ),
+    Mutant(
+        "grant-too-late",
+        _LIFE,
+        "if deadline - at.latest < limits.least_left_s:",
+        "if deadline < at.latest:",
+        _owner("test_a_renewal_counts_only_once_the_engine_confirmed_it"),
+    ),
+    Mutant(
+        "trust-sent-renewals",
+        _OWNER,
+        "        return [set_id for ids in by_engine.values() for set_id in ids], unknown, effects",
+        "        for ids in by_engine.values():\n"
+        "            for set_id in ids:\n"
+        "                holder = self._holder_of(set_id)\n"
+        "                assert holder is not None\n"
+        "                known = holder.lives[set_id]\n"
+        "                holder.lives[set_id] = replace(known, deadline=known.deadline + holder.facts.ttl_s)\n"
+        "        return [set_id for ids in by_engine.values() for set_id in ids], unknown, effects",
+        _owner("test_a_renewal_counts_only_once_the_engine_confirmed_it"),
+    ),
+    Mutant(
+        "release-claimed",
+        _LIFE,
+        "        ClaimReturned: _take_back,\n        ReleaseAsked: _release_later,",
+        "        ClaimReturned: _take_back,\n        ReleaseAsked: _release_now,",
+        (*_owner("test_a_claimed_set_is_not_released_until_its_claim_has_lapsed"), *_MACHINE),
+    ),
+    Mutant(
+        "lapse-at-once",
+        _LIFE,
+        "lapses_at = at.local + (deadline - at.earliest) * (1 + 2 * DRIFT) + limits.margin_s\n    claimed",
+        "lapses_at = at.local + limits.margin_s\n    claimed",
+        (*_owner("test_a_claimed_set_is_not_released_until_its_claim_has_lapsed"), *_MACHINE),
+    ),
+    Mutant(
+        "release-before-pointer",
+        _LIFE,
+        "allowed = at.owner and life.pointer is Pointer.ABSENT and at.earliest < life.deadline",
+        "allowed = at.owner and at.earliest < life.deadline",
+        _owner("test_the_pointer_is_gone_before_the_engine_is_told_to_free_a_set"),
+    ),
+    Mutant(
+        "release-without-owning",
+        _LIFE,
+        "allowed = at.owner and life.pointer is Pointer.ABSENT and at.earliest < life.deadline",
+        "allowed = life.pointer is Pointer.ABSENT and at.earliest < life.deadline",
+        _owner("test_nothing_is_released_by_an_agent_that_may_not_be_the_owner_any_more"),
+    ),
+    Mutant(
+        "release-fenced",
+        _LIFE,
+        '        ClaimAsked: _refuse("SET_FENCED"),\n        ReleaseAsked: _release_later,',
+        '        ClaimAsked: _refuse("SET_FENCED"),\n        ReleaseAsked: _release_now,',
+        _owner("test_a_release_asked_for_behind_the_fence_waits_for_it"),
+    ),
+    Mutant(
+        "keep-old-incarnation",
+        _OWNER,
+        "                effects += self._forget(other.facts.engine_id)\n",
+        "                pass\n",
+        _owner("test_a_new_incarnation_ends_all_sets_pointers_and_claims_of_the_one_before"),
+    ),
+    Mutant(
+        "ignore-weights",
+        _OWNER,
+        "if not request.weights_digest or request.weights_digest != engine.facts.weights_digest:",
+        "if request.weights_digest != engine.facts.weights_digest:",
+        _owner("test_engines_without_equal_known_weights_never_exchange"),
+    ),
+    Mutant(
+        "ignore-scope",
+        _OWNER,
+        "if life is None or life.block_set.scope != request.scope:",
+        "if life is None:",
+        _owner("test_another_scope_sees_nothing"),
+    ),
+    Mutant(
+        "ignore-clock-jump",
+        _CLOCK,
+        "if joint_lowest > joint_highest:",
+        "if False:",
+        _owner("test_sets_from_before_a_jump_of_the_engines_clock_are_never_granted"),
+    ),
+    Mutant(
+        "touch-foreign",
+        _OWNER,
+        "                unknown.append(set_id)\n            else:\n                by_engine",
+        "                unknown.append(set_id)\n"
+        "            if engine is None and self._engines:\n"
+        "                by_engine.setdefault(next(iter(self._engines)), []).append(set_id)\n"
+        "            elif engine is not None:\n"
+        "                by_engine",
+        _owner("test_ids_that_were_never_reported_are_never_touched"),
+    ),
+    Mutant(
+        "forget-returns",
+        _BOOK,
+        "return self._returned.get(request_id, now) > now",
+        "return False",
+        _owner("test_a_claim_after_its_return_is_refused_for_one_claim_ttl"),
+    ),
+    Mutant(
+        "grant-while-draining",
+        _OWNER,
+        "        if self._draining:\n            return Refusal",
+        "        if False:\n            return Refusal",
+        _owner("test_a_draining_node_grants_nothing_and_releases_what_is_not_claimed"),
+    ),
+    Mutant(
+        "keep-lapsed-for-ever",
+        _LIFE,
+        "return _release(life, at, limits) if at.local >= life.claim.lapses_at else Step(life)",
+        "return Step(life)",
+        _owner("test_a_claimed_set_is_not_released_until_its_claim_has_lapsed"),
+    ),
+)
