@@ -123,7 +123,6 @@ def test_an_agent_that_applies_replay_and_messages_has_exactly_the_ledgers_sets(
             case (("claimed" | "returned"), str(set_id)):
                 engine.mark(set_id, name == "claimed")
             case "connect", _:
-                agent.disconnect()
                 agent.connect()
             case "disconnect", _:
                 agent.disconnect()
@@ -212,7 +211,9 @@ def test_the_queue_is_bounded_and_says_that_messages_were_dropped() -> None:
     with pytest.raises(BufferError):
         ledger.take()
     ledger.disconnect()
+    ledger.disconnect()
     assert ledger.dropped_count == 4
+    assert ledger.take() is None
     assert len(ledger.connect()) == 5
     assert ledger.take() is None
 

@@ -127,12 +127,14 @@ def test_a_long_replay_delays_no_pong_and_is_encoded_bit_by_bit(path: Path) -> N
     with FakeAgent(path) as agent, linked(path, ledger):
         connection = agent.accept()
         connection.receive()
-        connection.send(wire.Welcome(protocol=1, session="s"), wire.Ping(token=1.0))
+        connection.send(wire.Welcome(protocol=1, session="s"))
+        first = connection.receive()
+        connection.send(wire.Ping(token=1.0))
         before = connection.receive_until(lambda message: isinstance(message, wire.Pong))
         after = connection.receive_until(lambda message: isinstance(message, wire.Replayed))
 
     assert len(before) < 50
-    replayed = [message.set.set_id for message in before + after if isinstance(message, wire.Retained)]
+    replayed = [message.set.set_id for message in [first, *before, *after] if isinstance(message, wire.Retained)]
     assert replayed == [f"set-{number}" for number in range(400)]
 
 
@@ -313,6 +315,18 @@ def test_a_set_that_cannot_be_encoded_does_not_end_the_thread(path: Path) -> Non
         connection.send(wire.Welcome(protocol=1, session="s"))
 
         assert connection.receive() == wire.Replayed(set_count=0)
+
+
+async def test_nothing_is_queued_once_the_agent_has_gone(path: Path) -> None:
+    with linked(path) as (_, ledger):
+        with FakeAgent(path) as agent:
+            agent.welcome()
+
+        def dropped() -> bool:
+            ledger.retained(report("a"))
+            return ledger.dropped_count > 0
+
+        await eventually(dropped)
 
 
 def test_wakes_without_end_do_not_block(path: Path) -> None:

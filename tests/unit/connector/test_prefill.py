@@ -63,7 +63,7 @@ def test_what_is_kept_is_proved_and_has_exactly_the_blocks_that_it_needs(
         assert judgement.refused == "too_short"
         assert judgement.verified < max(1, min_verified)
     else:
-        assert 0 < judgement.verified <= common
+        assert max(1, min_verified) <= judgement.verified <= common
         assert judgement.params["remote_num_tokens"] == judgement.verified
         blocks = made.params["remote_block_ids"][0]
         assert judgement.params["remote_block_ids"] == [blocks[: math.ceil(judgement.verified / block_size)]]
@@ -130,6 +130,16 @@ def test_a_handle_that_names_another_count_than_its_proof_is_cut_to_the_proof(co
     judgement = judged(handle(report(tokens=TOKENS), remote_num_tokens=count))
 
     assert judgement.params["remote_num_tokens"] == judgement.verified == 200
+    assert judgement.params["remote_block_ids"] == [[*range(100, 113)]]
+
+
+def test_a_handle_is_cut_in_the_middle_of_a_block() -> None:
+    made = report(tokens=TOKENS, block_size=48)
+
+    judgement = judged(handle(made), Prompt(TOKENS[:100], (), IDENTITY), Layout(48, trims=True))
+
+    assert judgement.params["remote_num_tokens"] == 64
+    assert judgement.params["remote_block_ids"] == [[100, 101]]
 
 
 @pytest.mark.parametrize("min_verified", [-1, 0])

@@ -57,7 +57,7 @@ def test_names_configuration_and_overrides_are_part_of_the_digest(tmp_path: Path
         digest_folder(folder(tmp_path / "plain"), extra="fp8"),
         digest_folder(folder(tmp_path / "config", config='{"rope_theta": 1}')),
         digest_folder(folder(tmp_path / "file", name="other.safetensors")),
-        digest_folder(folder(tmp_path / "tensor", {("z" if n == "a" else n): data for n, data in TENSORS.items()})),
+        digest_folder(folder(tmp_path / "tensor", {("A" if n == "a" else n): data for n, data in TENSORS.items()})),
         digest_folder(folder(tmp_path / "order", dict(reversed(TENSORS.items())))),
     ]
     (folder(tmp_path / "shards") / "second.safetensors").write_bytes(safetensors({"d": b"1"}))

@@ -89,7 +89,7 @@ class Ledger:
     def disconnect(self) -> None:
         """Ends a session: nothing is queued until the next one."""
         with self._lock:
-            self._connected = False
+            self._connected = self._overflowed = False
             self.dropped_count += len(self._queue)
             self._queue.clear()
 

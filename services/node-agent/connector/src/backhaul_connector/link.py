@@ -107,7 +107,6 @@ class _Session:
         self._incoming = bytearray()
         self._replay: deque[wire.FromConnector] = deque()
         self._heard = time.monotonic()
-        self._open = False
 
     def run(self, hello: wire.Hello, stopping: threading.Event) -> None:
         self._outgoing += wire.encode(hello)
@@ -165,7 +164,6 @@ class _Session:
     def _handle(self, message: wire.FromAgent) -> None:
         match message:
             case wire.Welcome(protocol=wire.PROTOCOL_VERSION, session=session):
-                self._open = True
                 self._welcomed(session)
                 self._replay = deque(self._ledger.connect())
             case wire.Welcome(protocol=other):
@@ -187,7 +185,7 @@ class _Session:
     def _next(self) -> wire.FromConnector | None:
         if self._replay:
             return self._replay.popleft()
-        return self._ledger.take() if self._open else None
+        return self._ledger.take()
 
     def _send(self) -> None:
         if not self._outgoing:

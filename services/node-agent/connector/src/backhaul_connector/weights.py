@@ -34,7 +34,7 @@ def digest_folder(folder: Path, *, extra: str = "") -> str:
     files = next((found for pattern in _WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
     if not files:
         raise WeightsUnknownError(f"no weights files ({', '.join(_WEIGHTS)}) in {folder}")
-    state = hashlib.blake2b(f"{len(extra)}:{extra}".encode(), digest_size=16)
+    state = hashlib.blake2b(extra.encode(), digest_size=16)
     for name in _CONFIGS:
         if (path := folder / name).is_file():
             state.update(f"{name}:{path.stat().st_size}:".encode() + path.read_bytes())
