@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -187,3 +188,42 @@ async def test_moving_to_an_endpoint_that_works(own_etcd: EtcdProcess, cluster: 
     async with running_registry("127.0.0.1:9", cluster, etcd_endpoints=("127.0.0.1:9", own_etcd.endpoint)) as registry:
         await serves(registry)
         assert await find(registry) == []
+
+
+def gauge(etcd: EtcdProcess, name: str) -> int:
+    """Reads one of etcd's own figures."""
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+        f"http://{etcd.endpoint}/metrics", timeout=5
+    ) as answer:
+        lines = answer.read().decode().splitlines()
+    return int(float(next(line.split()[1] for line in lines if line.startswith(f"{name} "))))
+
+
+async def test_watchers_in_etcd_do_not_grow_with_clients_or_calls(registry: Registry, own_etcd: EtcdProcess) -> None:
+    await serves(registry)
+    watchers = "etcd_debugging_mvcc_watcher_total"
+    leases = "etcd_debugging_lease_granted_total"
+    before, granted = gauge(own_etcd, watchers), gauge(own_etcd, leases)
+    node_watches = [registry.nodes.WatchNodes(pb.WatchNodesRequest()) for _ in range(50)]
+    pointer_watches = [registry.index.WatchBlockSets(pb.WatchBlockSetsRequest()) for _ in range(50)]
+    for watch in (*node_watches, *pointer_watches):
+        await watch.read()
+    for _ in range(200):
+        await find(registry)
+    assert before == 1
+    assert gauge(own_etcd, watchers) == 2
+    assert gauge(own_etcd, leases) == granted
+    for watch in (*node_watches, *pointer_watches):
+        watch.cancel()
+    await eventually(lambda: gauge(own_etcd, watchers) == 1)
+
+
+async def test_an_idle_registry_writes_nothing(registry: Registry, own_etcd: EtcdProcess) -> None:
+    await serves(registry)
+    async with Joining(registry.nodes) as join, Publishing(registry.index) as publish:
+        await join.join(samples.node(), ttl_s=2)
+        await publish.open()
+        before = (await registry.nodes.ListNodes(pb.ListNodesRequest(), timeout=5)).revision
+        for _ in range(3):
+            await join.send(keep_alive=pb.JoinNodeRequest.KeepAlive())
+        assert (await registry.nodes.ListNodes(pb.ListNodesRequest(), timeout=5)).revision == before

@@ -2,10 +2,11 @@
 
 import base64
 import binascii
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from backhaul_common.errors import AbortedError, AlreadyExistsError, InvalidArgumentError
+from backhaul_common.errors import AbortedError, AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
 from backhaul_common.etcd import (
     Absent,
     Compare,
@@ -149,8 +150,8 @@ class PointerStore:
         """Returns the newest pointers of each key, in the order of the keys."""
         prefixes = [self._keys.lookup(scope, key) for key in keys]
         gets = [Get(prefix, prefix_end(prefix), MAX_POINTERS_PER_KEY, newest_first=True) for prefix in prefixes]
-        result = await self._etcd.txn([], gets, repeatable=True, timeout_s=timeout_s)
-        return tuple(filter(None, (self._records.read_pointer(kv) for found in result.reads for kv in found)))
+        found = itertools.chain.from_iterable(await self._read(gets, timeout_s))
+        return tuple(filter(None, map(self._records.read_pointer, found)))
 
     async def grant(self, ttl_s: float) -> Lease:
         """Makes a lease for pointers."""
@@ -192,6 +193,13 @@ class PointerStore:
         listing = await self._etcd.range(Get(start, prefix_end(prefix), limit=size))
         pointers = tuple(filter(None, map(self._records.read_pointer, listing.items)))
         return pointers, _token(listing.items[-1].key, prefix) if listing.more else ""
+
+    async def _read(self, gets: Sequence[Get], timeout_s: float) -> Sequence[Sequence[KeyValue]]:
+        try:
+            return (await self._etcd.txn([], gets, repeatable=True, timeout_s=timeout_s)).reads
+        except FailedPreconditionError:
+            # A full etcd refuses transactions that only read, too (server/etcdserver/api/v3rpc/quota.go), but no ranges.
+            return [(await self._etcd.range(get, timeout_s=timeout_s)).items for get in gets]
 
     async def _delete_under(self, lease_id: int, keys: Sequence[bytes]) -> bool:
         compares = [LeaseIs(key, lease_id) for key in keys]
