@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 
+from backhaul.registry.v1 import registry_pb2
 from backhaul_router.app import Running, running
 from backhaul_router.config import Config
 from tests.fakes.directory import FakeDirectory
@@ -57,8 +58,11 @@ class RouterStack:
         return engine
 
     async def lose(self, engine: FakeEngine) -> None:
-        """Removes an engine's node; returns when the router knows."""
+        """Removes an engine's node as an agent that leaves does; returns when the router knows."""
         node_id = f"{engine.role}-{engine.port}"
+        node = self.directory.nodes[node_id]
+        node.state = registry_pb2.NODE_STATE_DRAINING
+        await self.directory.put(node)
         await self.directory.remove(node_id)
         await eventually(lambda: self.router.table.get(node_id) is None)
 
