@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -11,7 +12,7 @@ from aiohttp import web
 
 from tests.fakes.engine import FakeEngine, Leg, Step, answer, break_after, event_of, hang, raw_stream, reset
 from tests.fakes.eventually import eventually
-from tests.fakes.router_stack import CHAT, RouterStack, chat_body, router_stack
+from tests.fakes.router_stack import CHAT, Got, RouterStack, chat_body, router_stack
 
 EMOJI = event_of("你好 👋🏽")
 
@@ -279,6 +280,45 @@ async def test_many_streams_at_once_and_after_cancels(stack: RouterStack) -> Non
         await asyncio.gather(*cancelled, return_exceptions=True)
         assert set(await asyncio.gather(*[one() for _ in range(150)])) == {200}
     await eventually(lambda: stack.router.load.total == 0)
+
+
+async def test_a_storm_of_aborts_and_the_death_of_an_engine_leave_the_others_served(stack: RouterStack) -> None:
+    await stack.add(FakeEngine("decode"))
+    chance = random.Random(5)
+    began: list[asyncio.Task[object]] = []
+    for index in range(60):
+        task = asyncio.create_task(stack.chat("hi", stream=True))
+        asyncio.get_running_loop().call_later(chance.uniform(0, 0.05), task.cancel)
+        began.append(task)
+        if index == 20:
+            await stack.decode.stop()
+        await asyncio.sleep(0.005)
+    await asyncio.gather(*began, return_exceptions=True)
+    assert [(await stack.chat("hi")).status for _ in range(5)] == [200] * 5
+    await eventually(lambda: stack.router.load.total == 0)
+    await stack.decode.start()
+
+
+async def test_engines_that_come_and_go_leave_no_request_hanging() -> None:
+    async with router_stack(connect_timeout_s=1.0, prefill_timeout_s=3.0, first_byte_timeout_s=3.0) as stack:
+
+        async def churn() -> None:
+            while True:
+                engine = await stack.add(FakeEngine("decode"))
+                await asyncio.sleep(0.1)
+                await stack.directory.remove(f"decode-{engine.port}")
+                await engine.stop()
+
+        churning = asyncio.create_task(churn())
+        asking: list[asyncio.Task[Got]] = []
+        for _ in range(100):
+            asking.append(asyncio.create_task(stack.chat("hi", stream=True)))
+            await asyncio.sleep(0.01)
+        answers = await asyncio.wait_for(asyncio.gather(*asking), 15)
+        churning.cancel()
+        await asyncio.wait([churning])
+        assert {got.status for got in answers} == {200}
+        await eventually(lambda: stack.router.load.total == 0)
 
 
 async def _ends(stack: RouterStack, leg: Leg) -> None:

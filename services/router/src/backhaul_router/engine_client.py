@@ -152,7 +152,11 @@ class EngineClient:
                 raise _failed(error) from error
             yield EngineStream(response, first, self._timeouts.idle_s)
         finally:
-            response.close() if not response.content.at_eof() else response.release()
+            # A connection goes back to the pool only when nothing is left on it.
+            if response.content.at_eof():
+                response.release()
+            else:
+                response.close()
 
     async def _whole(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], limit_s: float
