@@ -12,6 +12,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from backhaul.registry.v1 import registry_pb2 as pb
+from backhaul_common.errors import FailedPreconditionError
+from backhaul_common.etcd import EtcdClient, EtcdOptions, Put
 from backhaul_common.grpc_client import to_error
 from tests.fakes import samples
 from tests.fakes.etcd_process import EtcdProcess
@@ -167,21 +169,23 @@ async def test_a_full_etcd_is_named_and_lookups_go_on(tmp_path: Path, cluster: s
             await serves(registry)
             await publish.open()
             await publish.batch([samples.pointer()])
-            for _ in range(40):
-                await asyncio.to_thread(fill, etcd)
-                if "NOSPACE" in etcd.etcdctl("alarm", "list"):
-                    break
+            await fill(etcd)
             error = await publish.fails(upserts=[samples.pointer("set-2")])
             assert (type(error).__name__, error.reason) == ("FailedPreconditionError", "ETCD_NO_SPACE")
             assert await find(registry) == ["set-1"]
             assert await is_serving(registry)
 
 
-def fill(etcd: EtcdProcess) -> None:
-    try:
-        etcd.etcdctl("put", "/filling", "x" * 100_000)
-    except Exception:  # noqa: BLE001  # full: what the test is after
-        return
+async def fill(etcd: EtcdProcess) -> None:
+    async with EtcdClient(EtcdOptions(endpoints=(etcd.endpoint,))) as client:
+        for number in range(60):
+            # etcd learns its size when it commits, every 100 ms (server/mvcc/backend, defaultBatchInterval).
+            await asyncio.sleep(0.05)
+            try:
+                await client.txn([], [Put(f"/filling/{number}".encode(), bytes(200_000))], repeatable=True)
+            except FailedPreconditionError:
+                return
+    raise AssertionError("etcd does not fill up")
 
 
 async def test_moving_to_an_endpoint_that_works(own_etcd: EtcdProcess, cluster: str) -> None:

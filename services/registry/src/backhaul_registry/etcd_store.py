@@ -198,7 +198,7 @@ class PointerStore:
         try:
             return (await self._etcd.txn([], gets, repeatable=True, timeout_s=timeout_s)).reads
         except FailedPreconditionError:
-            # A full etcd refuses transactions that only read, too (server/etcdserver/api/v3rpc/quota.go), but no ranges.
+            # A full etcd also refuses transactions that only read, but no ranges (etcd, api/v3rpc/quota.go).
             return [(await self._etcd.range(get, timeout_s=timeout_s)).items for get in gets]
 
     async def _delete_under(self, lease_id: int, keys: Sequence[bytes]) -> bool:
