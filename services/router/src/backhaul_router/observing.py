@@ -91,6 +91,9 @@ class TurnObserver:
         self._tokens = meter.create_counter("backhaul.router.prompt_tokens", description="Prompt tokens by source")
         self._fallbacks = meter.create_counter("backhaul.router.fallbacks", description="Prompts computed by decode")
         self._bare = meter.create_counter("backhaul.router.missing_handoffs", description="Two legs, no hand-off")
+        self._hand_offs = meter.create_histogram(
+            "backhaul.router.handoff", unit="s", description="Prefill's answer to decode's first byte"
+        )
         self._ttft = meter.create_histogram("backhaul.router.ttft", unit="s", description="Time to first byte by route")
 
     @contextmanager
@@ -118,6 +121,10 @@ class TurnObserver:
             self._count(outcome, result)
             with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
                 _log_turn(operation, outcome, result)
+
+    def handed_off(self, seconds: float) -> None:
+        """The decode engine answered this long after the prefill engine, which keeps its blocks for a limited time."""
+        self._hand_offs.record(seconds)
 
     def missing_hand_off(self) -> None:
         """A prefill engine answered without anything for the decode engine."""

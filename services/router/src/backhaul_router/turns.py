@@ -118,6 +118,8 @@ class _Turn:
     warm: Warm | None = None
     unused: Grant | None = None
     """A grant whose handle no engine has been sent yet."""
+    prefilled_s: float = 0.0
+    """When the prefill engine answered, seconds after the turn began."""
     tried: set[str] = field(default_factory=set)
     """Nodes that failed this turn."""
 
@@ -180,6 +182,8 @@ class Turns:
                     await self._look_up(turn, request.reuse)
                     stream, decode = await self._legs(turn, stack)
                     outcome.ttft_s = trace.elapsed_s
+                    if outcome.handed_off:
+                        self._observer.handed_off(outcome.ttft_s - turn.prefilled_s)
                     answer = await self._answer(turn, stream)
                     with self._labelled(turn, decode, stream):
                         yield answer
@@ -307,6 +311,7 @@ class Turns:
     def _accept(self, turn: _Turn, hand: HandOff) -> Params | None:
         """Takes the prefill engine's answer; returns the params for the decode leg, None to let it compute alone."""
         params, verdict = hand.params, hand.verdict
+        turn.prefilled_s = turn.trace.elapsed_s
         if turn.warm and verdict is None:
             # Nobody says that the blocks were verified: nothing computed from them may go on.
             turn.outcome.cold(misses.NO_CONNECTOR)

@@ -1,0 +1,56 @@
+"""What is counted."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from backhaul_router.core.engines import Failure
+from tests.unit.router.ports import Bench
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
+    yield reader
+    provider.shutdown()
+
+
+def counted(reader: InMemoryMetricReader) -> dict[str, Any]:
+    """Returns the points of each metric: attributes (sorted) to value or count."""
+    data = reader.get_metrics_data()
+    found: dict[str, Any] = {}
+    for resource in data.resource_metrics if data else ():
+        for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
+            points = {tuple(sorted((p.attributes or {}).items())): _number(p) for p in metric.data.data_points}
+            found[metric.name.removeprefix("backhaul.router.")] = points
+    return found
+
+
+def _number(point: Any) -> int:
+    return int(point.value if hasattr(point, "value") else point.count)
+
+
+async def test_routes_misses_tokens_and_times(reader: InMemoryMetricReader) -> None:
+    bench = Bench()
+    bench.publish("a")
+    await bench.chat("a")
+    await bench.chat("a", "b", "c")
+    bench.engines.prefill_steps = [Failure.UNAVAILABLE, Failure.UNAVAILABLE]
+    await bench.chat("a")
+    got = counted(reader)
+    assert got["turns"] == {(("result", "ok"), ("route", "cold")): 2, (("result", "ok"), ("route", "warm")): 1}
+    assert got["misses"] == {(("reason", "first_turn"),): 2}
+    assert got["prompt_tokens"] == {
+        (("source", "read"),): 112,
+        (("source", "local"),): 16,
+        (("source", "computed"),): 272,
+    }
+    assert got["fallbacks"] == {(): 1}
+    assert got["handoff"] == {(): 2}
+    assert got["ttft"] == {(("route", "cold"),): 2, (("route", "warm"),): 1}
