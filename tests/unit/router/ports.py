@@ -21,7 +21,8 @@ from backhaul_router.core.picking import Load
 from backhaul_router.core.tenants import Tenants
 from backhaul_router.lookups import Lookups
 from backhaul_router.observing import TurnObserver
-from backhaul_router.turns import Answer, Policy, TurnRequest, Turns
+from backhaul_router.ports import Answer, Policy, TurnRequest
+from backhaul_router.turns import Turns
 from tests.unit.router.bodies import chat
 from tests.unit.router.test_nodes import node
 

@@ -12,7 +12,7 @@ from backhaul_router.core.errors import ApiError
 from backhaul_router.core.nodes import NodeState
 from backhaul_router.core.salt import salt_for
 from backhaul_router.core.tenants import parse_tenants
-from backhaul_router.turns import Policy, TurnRequest
+from backhaul_router.ports import Policy, TurnRequest
 from tests.unit.router.ports import Bench, FakeStream, fault, hand_off, ready, warm_hand_off
 from tests.unit.router.test_tenants import FILE
 

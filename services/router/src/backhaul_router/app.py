@@ -25,9 +25,10 @@ from backhaul_router.models import Models
 from backhaul_router.observing import TurnObserver
 from backhaul_router.orphans import watch_orphans
 from backhaul_router.owner_client import OwnerClient
+from backhaul_router.ports import Policy
 from backhaul_router.readiness import Readiness
 from backhaul_router.registry_client import RegistryClient
-from backhaul_router.turns import Policy, Turns
+from backhaul_router.turns import Turns
 
 _log = structlog.get_logger(__name__)
 

@@ -23,7 +23,8 @@ from backhaul_router.core.engines import EngineError
 from backhaul_router.core.errors import ApiError, engine_answer
 from backhaul_router.core.turn import Outcome
 from backhaul_router.models import Models
-from backhaul_router.turns import Answer, TurnRequest, Turns
+from backhaul_router.ports import Answer, TurnRequest
+from backhaul_router.turns import Turns
 
 SERVICE_NAME = "backhaul.router.v1.InferenceService"
 

@@ -18,8 +18,9 @@ from backhaul_router.core.errors import ApiError
 from backhaul_router.http_protocol import ApiProtocol, ApiServer, Phase
 from backhaul_router.models import Models
 from backhaul_router.observing import context_from
+from backhaul_router.ports import Answer, TurnRequest
 from backhaul_router.readiness import Readiness
-from backhaul_router.turns import Answer, TurnRequest, Turns
+from backhaul_router.turns import Turns
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _END_S = 0.1

@@ -1,21 +1,19 @@
 """Runs turns: look up, claim, prefill leg, decode leg, and what to do when one of them fails."""
 
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
 
-from opentelemetry.context import Context
-
+from backhaul_router.answers import Labelled, answer_to
 from backhaul_router.core import misses
-from backhaul_router.core.body import Endpoint, TurnBody, parse_body
+from backhaul_router.core.body import TurnBody, parse_body
 from backhaul_router.core.claims import Grant
-from backhaul_router.core.engines import RETRYABLE, EngineError, Failure, Reply
+from backhaul_router.core.engines import RETRYABLE, EngineError, Failure
 from backhaul_router.core.errors import ApiError, engine_answer
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.kinds import decode_alone
-from backhaul_router.core.legs import HandOff, Params, decode_body, hand_off, prefill_body, without_params
+from backhaul_router.core.legs import HandOff, Params, decode_body, hand_off, prefill_body
 from backhaul_router.core.lookup import TurnKeys, checked_session_id, keys_of, scope_of
 from backhaul_router.core.nodes import Node, NodeTable
 from backhaul_router.core.picking import Load, Pair, pick_decode, pick_pair
@@ -24,83 +22,9 @@ from backhaul_router.core.tenants import Tenants
 from backhaul_router.core.turn import Outcome
 from backhaul_router.lookups import Lookups, Owner, Warm
 from backhaul_router.observing import TurnObserver, TurnTrace
+from backhaul_router.ports import Answer, Engines, Policy, Stream, TurnRequest
 
 _NO_KEYS = TurnKeys((), (), continues=False)
-
-
-class Stream(Protocol):
-    """An engine's answer of which the first piece is there."""
-
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-
-    @property
-    def complete(self) -> bool:
-        """Whether the whole body has been yielded."""
-        ...
-
-    def chunks(self) -> AsyncGenerator[bytes]:
-        """Yields the body as it comes. Raises EngineError."""
-        ...
-
-    async def read(self) -> bytes:
-        """Returns the body. Raises EngineError."""
-        ...
-
-
-class Engines(Protocol):
-    """The engines' HTTP servers."""
-
-    async def prefill(self, url: str, body: bytes, headers: Mapping[str, str], *, warm: bool) -> Reply:
-        """Sent once. Raises EngineError."""
-        ...
-
-    def decode(self, url: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[Stream]:
-        """Sent once. Raises EngineError while entering; leaving early ends the leg."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What an operator decides."""
-
-    prefill_fallback: Literal["strict", "decode"] = "decode"
-    """Without a prefill node: refuse, or let the decode engine compute the prompt."""
-    keep_constraints: tuple[str, ...] = ()
-    """Parts of model names whose chat template shows response formats and forced tools to the model."""
-    engine_key: str = ""
-    """Bearer key for the engines; empty for none."""
-    cluster_key: bytes = b""
-    """Key of the cache salt; used when tenants are configured."""
-
-
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
-    """A request as it came in."""
-
-    endpoint: Endpoint
-    body: bytes
-    session_id: str | bytes | None = None
-    authorization: str | None = None
-    reuse: bool = True
-    """False: no lookup, and nothing kept for a next turn."""
-    parent: Context | None = None
-    """Trace context of the caller."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to a turn; valid inside the context that gave it."""
-
-    status: int
-    headers: dict[str, str]
-    outcome: Outcome
-    body: bytes | None
-    """The whole body; None for a stream."""
-    stream: Stream | None
 
 
 @dataclass(slots=True)
@@ -184,8 +108,9 @@ class Turns:
                     outcome.ttft_s = trace.elapsed_s
                     if outcome.handed_off:
                         self._observer.handed_off(outcome.ttft_s - turn.prefilled_s)
-                    answer = await self._answer(turn, stream)
-                    with self._labelled(turn, decode, stream):
+                    answer = await answer_to(outcome, stream)
+                    retained = outcome.handed_off and decode.reuse and stream.status == 200
+                    with Labelled(self._fresh, turn.scope, turn.keys.own if retained else "", outcome, stream):
                         yield answer
             finally:
                 self._return_unused(turn)
@@ -387,55 +312,3 @@ class Turns:
         if turn.unused is not None:
             self._owner.give_back(turn.unused.claim)
             turn.unused = None
-
-    # Answer
-
-    async def _answer(self, turn: _Turn, stream: Stream) -> Answer:
-        status, outcome = stream.status, turn.outcome
-        if status >= 400:
-            outcome.result = "refused" if status < 500 else "failed"
-        headers = {**_passed_on(stream.headers), **outcome.headers}
-        if status == 200 and stream.headers.get("content-type", "").startswith("text/event-stream"):
-            return Answer(status, headers, outcome, None, stream)
-        try:
-            return Answer(status, headers, outcome, without_params(await stream.read()), None)
-        except EngineError as error:
-            raise error.as_api_error("decode") from error
-        except ValueError as error:
-            raise ApiError(502, "the decode engine's answer is not valid") from error
-
-    def _labelled(self, turn: _Turn, decode: Node, stream: Stream) -> "_Labelled":
-        retained = turn.outcome.handed_off and decode.reuse and stream.status == 200
-        return _Labelled(self._fresh, turn.scope, turn.keys.own if retained else "", turn.outcome, stream)
-
-
-class _Labelled:
-    """Remembers a turn's key while its answer goes out, and for a moment after; forgets it when it breaks."""
-
-    def __init__(self, fresh: FreshKeys, scope: str, key: str, outcome: Outcome, stream: Stream) -> None:
-        self._fresh = fresh
-        self._scope = scope
-        self._key = key
-        self._outcome = outcome
-        self._stream = stream
-
-    def __enter__(self) -> None:
-        if self._key:
-            self._fresh.note(self._scope, self._key)
-
-    def __exit__(self, exc_type: type[BaseException] | None, exc: object, traceback: object) -> None:
-        if exc_type is None and not self._stream.complete:
-            self._outcome.result = "broken"
-        if self._key:
-            renew = self._fresh.note if self._stream.complete else self._fresh.forget
-            renew(self._scope, self._key)
-
-
-def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    """Returns the headers of an engine's answer that mean something to the client."""
-    lower = {name.lower(): value for name, value in headers.items()}
-    return {
-        name: value
-        for name, value in lower.items()
-        if name in ("content-type", "retry-after") or name.startswith("x-ratelimit-")
-    }

@@ -1,0 +1,87 @@
+"""What the turn code is given and gives, and whom it needs."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from opentelemetry.context import Context
+
+from backhaul_router.core.body import Endpoint
+from backhaul_router.core.engines import Reply
+from backhaul_router.core.turn import Outcome
+
+
+class Stream(Protocol):
+    """An engine's answer of which the first piece is there."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole body has been yielded."""
+        ...
+
+    def chunks(self) -> AsyncGenerator[bytes]:
+        """Yields the body as it comes. Raises EngineError."""
+        ...
+
+    async def read(self) -> bytes:
+        """Returns the body. Raises EngineError."""
+        ...
+
+
+class Engines(Protocol):
+    """The engines' HTTP servers."""
+
+    async def prefill(self, url: str, body: bytes, headers: Mapping[str, str], *, warm: bool) -> Reply:
+        """Sent once. Raises EngineError."""
+        ...
+
+    def decode(self, url: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[Stream]:
+        """Sent once. Raises EngineError while entering; leaving early ends the leg."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an operator decides."""
+
+    prefill_fallback: Literal["strict", "decode"] = "decode"
+    """Without a prefill node: refuse, or let the decode engine compute the prompt."""
+    keep_constraints: tuple[str, ...] = ()
+    """Parts of model names whose chat template shows response formats and forced tools to the model."""
+    engine_key: str = ""
+    """Bearer key for the engines; empty for none."""
+    cluster_key: bytes = b""
+    """Key of the cache salt; used when tenants are configured."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """A request as it came in."""
+
+    endpoint: Endpoint
+    body: bytes
+    session_id: str | bytes | None = None
+    authorization: str | None = None
+    reuse: bool = True
+    """False: no lookup, and nothing kept for a next turn."""
+    parent: Context | None = None
+    """Trace context of the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a turn; valid inside the context that gave it."""
+
+    status: int
+    headers: dict[str, str]
+    outcome: Outcome
+    body: bytes | None
+    """The whole body; None for a stream."""
+    stream: Stream | None
