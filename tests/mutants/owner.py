@@ -72,10 +72,7 @@ MUTANTS = (
         _OWNER,
         "if event.replayed and engine.foreign:",
         "if event.replayed and False:",
-        (
-            *_owner("test_sets_found_after_a_restart_are_neither_granted_nor_released_until_the_fence_is_over"),
-            *_MACHINE,
-        ),
+        _owner("test_sets_found_after_a_restart_are_neither_granted_nor_released_until_the_fence_is_over"),
     ),
     Mutant(
         "fence-from-connection-only",
@@ -151,7 +148,7 @@ MUTANTS = (
         _LIFE,
         "        ClaimReturned: _take_back,\n        ReleaseAsked: _release_later,",
         "        ClaimReturned: _take_back,\n        ReleaseAsked: _release_now,",
-        (*_owner("test_a_claimed_set_is_not_released_until_its_claim_has_lapsed"), *_MACHINE),
+        _owner("test_a_claimed_set_is_not_released_until_its_claim_has_lapsed"),
     ),
     Mutant(
         "lapse-at-once",

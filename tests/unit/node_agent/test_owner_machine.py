@@ -21,8 +21,11 @@ LEASE_TTL_S = 10.0
 LEASE_MARGIN_S = 0.5
 RATE = 1 + 100e-6
 """The engine's clock runs ahead."""
-SETS = ("set-0", "set-1", "set-2")
-slots = st.integers(0, 1)
+SETS = ("set-0", "set-1")
+BREAKS = ("connection", "agent", "lease", "registry", "index")
+# What goes well is likelier than what does not, or hardly a set would ever be granted.
+rarely = st.sampled_from([False, False, False, True])
+slots = st.sampled_from([0, 0, 0, 1])
 names = st.sampled_from(SETS)
 
 
@@ -54,6 +57,8 @@ class Given:
     request_id: str
     session: str
     deadline: float
+    noted: bool
+    """Whether the connector got to know of it."""
     returned: bool = False
     over: bool = False
     """The set was freed since; its id may come again in this model."""
@@ -106,6 +111,8 @@ class OwnerMachine(RuleBasedStateMachine):
     def note(self, agent: Agent, set_id: str, claimed: bool) -> None:
         if self.reaches(agent) and set_id in self.ledger:
             self.ledger[set_id].claimed = claimed
+            for given in self.live_grants(set_id):
+                given.noted |= claimed
 
     def pick(self, slot: int) -> Agent:
         """Returns the agent that the connector is connected to (0) or the other one (1)."""
@@ -130,10 +137,14 @@ class OwnerMachine(RuleBasedStateMachine):
     def live_grants(self, set_id: str) -> list[Given]:
         return [given for given in self.given if given.set_id == set_id and not given.returned and not given.over]
 
-    def check_grant(self, grant: Grant) -> None:
+    def check_grant(self, agent: Agent, grant: Grant) -> None:
         set_id = grant.name.set_id
         assert set_id in self.ledger, "granted although freed"
-        assert not self.live_grants(set_id), "granted twice"
+        for given in self.live_grants(set_id):
+            # Nobody knows of a grant whose note was lost with its agent: the fence alone keeps it apart from the next.
+            assert not given.noted, "granted twice"
+            assert given.session != agent.session, "granted twice by the same agent"
+            assert self.engine_now >= given.deadline, "granted while a read may be under way"
         assert grant.deadline <= self.ledger[set_id].deadline - LIMITS.margin_s, "granted past the engine's deadline"
         assert grant.deadline <= self.engine_now + LIMITS.claim_ttl_s, "granted for longer than the fence waits"
         assert grant.deadline - self.engine_now >= LIMITS.least_left_s, "granted too late for a read"
@@ -148,11 +159,11 @@ class OwnerMachine(RuleBasedStateMachine):
     @initialize()
     def all_is_well(self) -> None:
         self.an_agent_joins(0)
-        self.the_connector_connects(0, 4, True)
-        for set_id in SETS:
-            self.a_turn_ends(set_id, 300.0)
+        self.the_connector_connects(0, 9, True)
+        self.a_turn_ends("set-0", 300.0)
+        self.a_turn_ends("set-1", 20.0)
 
-    @rule(seconds=st.sampled_from([0.1, 3.0, 10.0, 33.0]))
+    @rule(seconds=st.sampled_from([0.1, 3.0, 33.0]))
     def time_passes(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end:
@@ -204,22 +215,32 @@ class OwnerMachine(RuleBasedStateMachine):
                 deadlines = {set_id: self.ledger[set_id].deadline, "foreign": 1e9}
                 self.hear(self.agents[self.connected], ev.DeadlinesConfirmed(self.connection, "engine-1", deadlines))
 
-    @rule(slot=slots, set_id=names)
-    def a_router_claims(self, slot: int, set_id: str) -> None:
+    @rule(slot=slots, set_id=names, lost=rarely)
+    def a_router_claims(self, slot: int, set_id: str, lost: bool) -> None:
         agent = self.pick(slot)
         request = ClaimRequest(f"request-{next(self.ids)}", set_id, "engine-1", "scope-1", "weights")
         outcome, effects = agent.owner.claim(request, self.now)
         if isinstance(outcome, Refusal):
             assert not effects
             return
-        reached = self.reaches(agent)
-        if reached and agent.owner.confirm(request, self.now) is None:
-            self.check_grant(outcome)
-            self.given.append(Given(set_id, request.request_id, agent.session, outcome.deadline))
-            self.perform(agent, effects)
-        else:
+        if not self.reaches(agent) or agent.owner.confirm(request, self.now) is not None:
             self.perform(agent, effects)
             self.perform(agent, agent.owner.abandon(request.request_id, self.now))
+            return
+        self.check_grant(agent, outcome)
+        self.given.append(Given(set_id, request.request_id, agent.session, outcome.deadline, noted=False))
+        if lost:
+            # Written, but never read: the connection is cut.
+            self.connected = None
+        self.perform(agent, effects)
+
+    @rule(seconds=st.sampled_from([0.0, 3.0, 33.0]))
+    def routers_claim_all(self, seconds: float) -> None:
+        for set_id in SETS:
+            self.a_router_claims(0, set_id, False)
+        self.time_passes(seconds)
+        for set_id in SETS:
+            self.a_router_claims(0, set_id, False)
 
     @precondition(lambda self: self.given)
     @rule(slot=slots, data=st.data())
@@ -250,7 +271,7 @@ class OwnerMachine(RuleBasedStateMachine):
             self.lease_holder, self.lease_until = agent.session, self.now + LEASE_TTL_S
             self.hear(agent, ev.LeaseHeld(self.lease_until - LEASE_MARGIN_S, joined))
 
-    @rule(slot=slots, replayed=st.integers(0, 4), noticed=st.booleans())
+    @rule(slot=slots, replayed=st.sampled_from([9, 9, 9, 9, 0, 1]), noticed=st.booleans())
     def the_connector_connects(self, slot: int, replayed: int, noticed: bool) -> None:
         self.cut(noticed)
         agent = self.agents[slot]
@@ -286,6 +307,21 @@ class OwnerMachine(RuleBasedStateMachine):
                 event = ev.PublisherUp("engine-1") if noticed else ev.PublisherDown("engine-1")
                 self.hear(self.agents[slot], event)
 
+    @rule()
+    def all_is_mended(self) -> None:
+        slot = self.connected or 0
+        self.now = max(self.now, self.lease_until)
+        self.an_agent_joins(slot)
+        self.the_connector_connects(slot, 9, True)
+
+    @rule()
+    def the_agent_restarts(self) -> None:
+        slot = self.connected or 0
+        self.something_breaks("agent", slot, False)
+        self.now = max(self.now, self.lease_until)
+        self.an_agent_joins(slot)
+        self.the_connector_connects(slot, 9, False)
+
     def cut(self, noticed: bool) -> None:
         if self.connected is not None and noticed:
             self.hear(self.agents[self.connected], ev.ConnectorLost(self.connection, "engine-1"))
@@ -316,5 +352,5 @@ class OwnerMachine(RuleBasedStateMachine):
             assert {held.name.set_id for held in agent.owner.sets(self.now)} <= set(SETS)
 
 
-OwnerMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+OwnerMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None, derandomize=True)
 TestOwnerMachine = OwnerMachine.TestCase

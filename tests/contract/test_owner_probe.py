@@ -1,0 +1,135 @@
+"""What the agent learns of an engine that starts, stumbles, changes or restarts."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import zmq.asyncio
+
+from backhaul_common.clock import SystemClock
+from backhaul_node_agent.core.node import ServerFacts, SideChannelFacts
+from backhaul_node_agent.engine_probe import EngineProbe, SideChannel, SideChannelError
+from tests.fakes.eventually import eventually
+from tests.fakes.nixl_handshake import FakeHandshake
+from tests.fakes.vllm_http import FakeVllmHttp
+
+
+class FastClock(SystemClock):
+    """Probes every few milliseconds."""
+
+    def monotonic(self) -> float:
+        return super().monotonic() * 100
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds / 100)
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.asyncio.Context]:
+    context = zmq.asyncio.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@dataclass
+class Seen:
+    """What a probe reported."""
+
+    servers: list[ServerFacts] = field(default_factory=list)
+    engines: dict[int, SideChannelFacts] = field(default_factory=dict)
+
+    @property
+    def server(self) -> ServerFacts:
+        return self.servers[-1] if self.servers else ServerFacts()
+
+    async def becomes(self, condition: Callable[[ServerFacts], bool]) -> None:
+        await eventually(lambda: condition(self.server))
+
+
+@contextlib.asynccontextmanager
+async def probing(
+    context: zmq.asyncio.Context, url: str, port: int, ranks: tuple[int, ...] = ()
+) -> AsyncIterator[Seen]:
+    seen = Seen()
+    probe = EngineProbe(
+        engine_url=url,
+        side_channel=("127.0.0.1", port),
+        channel=SideChannel(context),
+        clock=FastClock(),
+        ranks=lambda: ranks,
+    )
+    running = asyncio.create_task(probe.run(seen.servers.append, seen.engines.__setitem__))
+    try:
+        yield seen
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_an_engine_is_healthy_only_when_health_and_models_are_known(context: zmq.asyncio.Context) -> None:
+    async with FakeVllmHttp() as http, FakeHandshake(context) as handshake:
+        http.healthy = False
+        async with probing(context, http.url, handshake.port) as seen:
+            await eventually(lambda: len(seen.servers) > 3)
+            assert seen.server == ServerFacts(problem="the server's health check answers 503")
+            http.healthy, http.models_status = True, 500
+            await seen.becomes(lambda facts: facts.healthy)
+            assert seen.server.models == ()
+            http.models_status = 200
+            await seen.becomes(lambda facts: facts == ServerFacts(True, ("model-1",), "0.32.0", ""))
+
+
+async def test_an_adapter_that_is_loaded_later_is_noticed(context: zmq.asyncio.Context) -> None:
+    async with FakeVllmHttp() as http, probing(context, http.url, 1) as seen:
+        await seen.becomes(lambda facts: facts.models == ("model-1",))
+        http.models.append("adapter-1")
+        await seen.becomes(lambda facts: facts.models == ("model-1", "adapter-1"))
+
+
+async def test_a_server_that_does_not_answer_keeps_its_models(context: zmq.asyncio.Context) -> None:
+    async with FakeVllmHttp() as http, probing(context, http.url, 1) as seen:
+        await seen.becomes(lambda facts: bool(facts.models))
+        http.healthy = False
+        await seen.becomes(lambda facts: not facts.healthy)
+        assert seen.server.models == ("model-1",)
+
+
+async def test_a_proxy_in_the_environment_is_ignored(
+    context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with FakeVllmHttp() as http, probing(context, http.url, 1) as seen:
+        await seen.becomes(lambda facts: facts.healthy)
+
+
+async def test_every_rank_is_asked_on_its_own_port(context: zmq.asyncio.Context) -> None:
+    async with FakeHandshake(context) as handshake:
+        # The fake is rank 2's; ranks 0 and 1 do not answer.
+        async with probing(context, "http://127.0.0.1:9", handshake.port - 2, (0, 1, 2)) as seen:
+            await eventually(lambda: 2 in seen.engines, timeout_s=10)
+        assert seen.engines == {2: SideChannelFacts("engine-1", "compatible", 32, 1000)}
+        assert handshake.asked[0] == [b"get_meta_msg", 0, 0]
+
+
+async def test_a_restarted_engine_is_noticed_by_its_id(context: zmq.asyncio.Context) -> None:
+    async with FakeHandshake(context) as handshake, probing(context, "http://127.0.0.1:9", handshake.port) as seen:
+        await eventually(lambda: 0 in seen.engines)
+        handshake.engine_id = "engine-2"
+        await eventually(lambda: seen.engines[0].engine_id == "engine-2")
+
+
+async def test_a_side_channel_that_answers_garbage_is_an_error(context: zmq.asyncio.Context) -> None:
+    async with FakeHandshake(context) as handshake:
+        handshake.garbage = True
+        with pytest.raises(SideChannelError):
+            await SideChannel(context).ask("127.0.0.1", handshake.port)
+
+
+async def test_a_side_channel_that_is_silent_is_given_up_in_time(context: zmq.asyncio.Context) -> None:
+    async with FakeHandshake(context) as handshake:
+        handshake.silent = True
+        with pytest.raises(SideChannelError, match="no answer"):
+            await SideChannel(context).ask("127.0.0.1", handshake.port)
