@@ -204,7 +204,8 @@ async def test_a_large_backlog_arrives_whole_and_in_order(shared_etcd: EtcdProce
                 if batch.upserts:
                     revisions.append(batch.revision)
         assert len(set(seen)) == 2000
-        assert revisions == sorted(revisions)
+        # A revision never comes in two parts, however etcd cuts its messages.
+        assert revisions == sorted(set(revisions))
 
 
 async def test_a_long_listing_is_read_in_pages_as_of_one_revision(shared_etcd: EtcdProcess) -> None:

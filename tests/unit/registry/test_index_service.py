@@ -1,0 +1,89 @@
+"""How a publish stream ends, where timing decides."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from backhaul.registry.v1 import registry_pb2 as pb
+from backhaul_common.errors import DeadlineExceededError
+from backhaul_registry.etcd_store import PointerStore
+from backhaul_registry.hub import Hub
+from backhaul_registry.index_service import IndexService
+from backhaul_registry.keys import Keys
+from backhaul_registry.records import Records
+from tests.fakes import samples
+from tests.fakes.clock import settle
+from tests.fakes.etcd import FakeEtcd
+
+KEYS = Keys("c")
+
+
+class Context:
+    """One call, as far as the service looks at it."""
+
+    def __init__(self, *, remaining_s: float | None = None, cancelled: bool = False) -> None:
+        self._remaining_s = remaining_s
+        self._cancelled = cancelled
+        self.written: list[Any] = []
+
+    async def write(self, message: Any) -> None:
+        self.written.append(message)
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def time_remaining(self) -> float | None:
+        return self._remaining_s
+
+
+async def requests() -> AsyncIterator[pb.PublishBlockSetsRequest]:
+    yield pb.PublishBlockSetsRequest(open=pb.PublishBlockSetsRequest.Open(node_id="d1", engine_id="e1"))
+    yield pb.PublishBlockSetsRequest(batch=pb.PublishBlockSetsRequest.Batch(nonce=1, upserts=[samples.pointer()]))
+
+
+@pytest.fixture
+def etcd() -> FakeEtcd:
+    return FakeEtcd()
+
+
+@pytest.fixture
+def service(etcd: FakeEtcd, monkeypatch: pytest.MonkeyPatch) -> IndexService:
+    monkeypatch.setattr("backhaul_registry.index_service._CANCELLATION_S", 0.01)
+    records = Records(KEYS)
+    hub: Hub[Any] = Hub(etcd, KEYS.index, records.read_pointer, etcd.clock, always=False)
+    return IndexService(PointerStore(etcd, KEYS, records), hub, asyncio.Event(), ttl_s=30)
+
+
+async def pointer_count(etcd: FakeEtcd) -> int:
+    return len((await etcd.list_prefix(KEYS.index)).items)
+
+
+async def test_a_half_close_purges(no_leaks: None, service: IndexService, etcd: FakeEtcd) -> None:
+    context = Context()
+    await service.PublishBlockSets(requests(), context)
+    assert [message.WhichOneof("step") for message in context.written] == ["opened", "acknowledged"]
+    assert await pointer_count(etcd) == 0
+
+
+async def test_an_end_that_turns_out_to_be_a_break_does_not_purge(
+    no_leaks: None, service: IndexService, etcd: FakeEtcd
+) -> None:
+    call = asyncio.create_task(service.PublishBlockSets(requests(), Context()))
+    await settle()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await pointer_count(etcd) == 1
+    await service.PublishBlockSets(requests(), Context(cancelled=True))
+    assert await pointer_count(etcd) == 1
+
+
+async def test_a_search_without_time_left_reaches_no_etcd(service: IndexService, etcd: FakeEtcd) -> None:
+    request = pb.FindBlockSetsRequest(scope="scope", keys=["k1"])
+    with pytest.raises(DeadlineExceededError):
+        await service.FindBlockSets(request, Context(remaining_s=0.001))
+    assert etcd.calls == []
+    await service.FindBlockSets(request, Context())
+    assert etcd.calls == ["txn"]
