@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backhaul_connector.leases import LeaseWatcher, earliest
+from backhaul_connector.leases import ConfirmedDeadlines, LeaseWatcher
 
 EPOCH = 1000.0
 """How far the worker's clock is ahead of the scheduler's."""
@@ -79,11 +79,35 @@ def test_a_lease_that_went_and_came_back_is_new() -> None:
     assert leases.changed({"a": EPOCH + 60.0}, EPOCH + 3.0) == {}
 
 
-@given(one=st.dictionaries(st.sampled_from("abc"), moments), other=st.dictionaries(st.sampled_from("abc"), moments))
-def test_of_two_ranks_the_earlier_deadline_counts(one: dict[str, float], other: dict[str, float]) -> None:
-    merged = earliest(one, other)
+def test_a_deadline_is_confirmed_once_every_rank_has_moved_its_own() -> None:
+    """A heartbeat that reached one rank only keeps nothing: the other one frees the blocks as before."""
+    confirmed = ConfirmedDeadlines(2)
 
-    assert merged == earliest(other, one)
-    assert merged.keys() == one.keys() | other.keys()
-    for key, deadline in merged.items():
-        assert deadline == min(ranks[key] for ranks in (one, other) if key in ranks)
+    assert confirmed.update({0: {"a": 60.0}}) == {}
+    assert confirmed.update({0: {"a": 90.0}, 1: {"b": 70.0}}) == {}
+    assert confirmed.update({1: {"a": 80.0}}) == {"a": 80.0}
+
+
+def test_an_engine_of_one_rank_confirms_at_once() -> None:
+    assert ConfirmedDeadlines(1).update({0: {"a": 60.0, "b": 70.0}}) == {"a": 60.0, "b": 70.0}
+
+
+def test_what_was_freed_is_forgotten() -> None:
+    confirmed = ConfirmedDeadlines(2)
+    confirmed.update({0: {"a": 60.0}})
+    confirmed.forget(["a", "unknown"])
+
+    assert confirmed.update({1: {"a": 80.0}}) == {}
+
+
+@given(
+    reports=st.lists(st.dictionaries(st.integers(0, 2), st.dictionaries(st.sampled_from("abc"), moments)), max_size=8)
+)
+def test_no_rank_is_ever_asked_to_keep_blocks_longer_than_it_said(
+    reports: list[dict[int, dict[str, float]]],
+) -> None:
+    confirmed, said = ConfirmedDeadlines(3), {}
+    for report in reports:
+        said.update({(rank, key): value for rank, moved in report.items() for key, value in moved.items()})
+        for key, deadline in confirmed.update(report).items():
+            assert deadline == min(said[rank, key] for rank in range(3))

@@ -140,7 +140,7 @@ class NixlConnector(StockNixlConnector):
             return None
         leases = getattr(self.connector_worker, "_reqs_to_send", None)
         moved = self._worker.leases.changed(leases, time.perf_counter())
-        return LeaseSnapshot(moved) if moved else None
+        return LeaseSnapshot({self.connector_worker.tp_rank: moved}) if moved else None
 
     def shutdown(self) -> None:
         """Ends the threads."""

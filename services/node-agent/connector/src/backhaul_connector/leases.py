@@ -1,13 +1,34 @@
 """Deadlines of retained blocks, from the workers that hold them to the scheduler that reports them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 _INTERVAL_S = 0.25
 
 
-def earliest(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    """Merges the deadlines of two ranks by minimum: blocks are safe until the first rank frees them."""
-    return {key: min(one.get(key, other.get(key, 0.0)), other.get(key, one.get(key, 0.0))) for key in {**one, **other}}
+class ConfirmedDeadlines:
+    """Puts together what the ranks of an engine say: blocks are safe until the first rank frees them.
+
+    A deadline counts as moved once every rank has moved its own. Until then the earlier one stands.
+    """
+
+    def __init__(self, rank_count: int) -> None:
+        self._rank_count = rank_count
+        self._by_rank: dict[str, dict[int, float]] = {}
+
+    def update(self, moved: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+        """Takes deadlines by rank and request id; returns those that every rank has moved by now."""
+        touched = set()
+        for rank, deadlines in moved.items():
+            for req_id, deadline in deadlines.items():
+                self._by_rank.setdefault(req_id, {})[rank] = deadline
+                touched.add(req_id)
+        complete = (req_id for req_id in touched if len(self._by_rank[req_id]) >= self._rank_count)
+        return {req_id: min(self._by_rank[req_id].values()) for req_id in complete}
+
+    def forget(self, req_ids: Iterable[str]) -> None:
+        """Drops requests whose blocks are free."""
+        for req_id in req_ids:
+            self._by_rank.pop(req_id, None)
 
 
 class LeaseWatcher:

@@ -13,6 +13,7 @@ from vllm import envs
 from backhaul_connector import __version__, decode, engine, prefill, wire
 from backhaul_connector.anchors import identity_of
 from backhaul_connector.clocks import RemoteClocks
+from backhaul_connector.leases import ConfirmedDeadlines
 from backhaul_connector.ledger import Ledger
 from backhaul_connector.link import AgentLink
 from backhaul_connector.settings import Settings
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("vllm.backhaul")
 
 _MODEL = ""
-"""Source of the served model among the weights digests; adapters are named by their folder."""
+"""Source of the served model among the weights digests; adapters are named by number and folder."""
+_USED = "used"
 _MAX_USED_HANDLES = 4096
 _START_MARGIN_S = 5.0
 """vLLM declines a read that would start later than this before the deadline (``nixl/pull_worker.py``,
@@ -56,6 +58,8 @@ class SchedulerSide:
         self._turns: dict[str, decode.OpenTurn] = {}
         self._verdicts: dict[str, wire.Verdict] = {}
         self._used_handles: OrderedDict[tuple[str, str], None] = OrderedDict()
+        # Every rank of the engine holds its own lease; ranks of other pipeline stages share a number, and none counts.
+        self._deadlines = ConfirmedDeadlines(config.parallel_config.world_size)
         self._digests = WeightsDigests(self._digest)
         self.clocks = RemoteClocks()
         self._ledger = Ledger(wake=lambda: self._link.wake())
@@ -123,23 +127,28 @@ class SchedulerSide:
     def output(self, connector_output: "KVConnectorOutput") -> None:
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, LeaseSnapshot):
-            self._ledger.deadlines(meta.deadlines)
+            self._ledger.deadlines(self._deadlines.update(meta.moved))
         if connector_output.finished_sending:
+            self._deadlines.forget(connector_output.finished_sending)
             self._ledger.freed(connector_output.finished_sending)
 
     def _admit_prefill(self, request: "Request", params: dict[str, Any]) -> dict[str, Any]:
         verdict = wire.Verdict(prompt=request.num_prompt_tokens, local=0, read=0)
-        if params.get("remote_block_ids"):
+        if not params.get("remote_block_ids"):
+            # With it, and no blocks to read, vLLM promises the whole prompt and trips over its own assertion.
+            params["do_remote_prefill"] = False
+        else:
             judgement = self._judge(request, params)
             params = judgement.params
-            verdict = msgspec.structs.replace(verdict, verified=judgement.verified, refused=judgement.refused)
+            # A handle that comes again was sent twice. The first leg may be reading: the set must not be granted anew.
+            spent = judgement.refused == _USED
+            verdict = msgspec.structs.replace(
+                verdict, verified=judgement.verified, refused=judgement.refused, spent=spent
+            )
         self._verdicts[request.request_id] = verdict
         return params
 
     def _judge(self, request: "Request", params: dict[str, Any]) -> prefill.Judgement:
-        handle = (str(params.get("remote_engine_id")), str(params.get("remote_request_id")))
-        if refusal := self._refuses(handle, params):
-            return prefill.Judgement(prefill.without_handle(params), refused=refusal)
         proof = prefill.proof_of(params)
         prompt = prefill.Prompt(
             request.prompt_token_ids or (),
@@ -147,25 +156,28 @@ class SchedulerSide:
             self._identity(request, proof.scope if proof else ""),
         )
         judgement = prefill.judge(params, prompt, self._layout, self._settings.min_verified)
-        if not judgement.refused:
-            self._used_handles[handle] = None
-            if len(self._used_handles) > _MAX_USED_HANDLES:
-                self._used_handles.popitem(last=False)
+        if judgement.refused:
+            return judgement
+        if refusal := self._refuses(judgement.params):
+            return prefill.Judgement(prefill.without_handle(params), judgement.verified, refusal)
         return judgement
 
-    def _refuses(self, handle: tuple[str, str], params: dict[str, Any]) -> str:
+    def _refuses(self, params: dict[str, Any]) -> str:
+        """Says why a proved handle is not to be used; notes that it is, otherwise."""
+        engine_id, deadline = params["remote_engine_id"], params["remote_blocks_expiry_time"]
+        handle = (engine_id, params["remote_request_id"])
         if handle in self._used_handles:
-            return "used"
-        engine_id, deadline = handle[0], params.get("remote_blocks_expiry_time")
-        host, port = params.get("remote_host"), params.get("remote_port")
-        if isinstance(host, str) and isinstance(port, int):
-            self.clocks.watch(engine_id, host, port)
+            return _USED
+        self.clocks.watch(engine_id, params["remote_host"], params["remote_port"])
         if self.clocks.jumped(engine_id):
             return "clock_jumped"
-        if not isinstance(deadline, float):
-            return ""
         remaining = self.clocks.remaining(engine_id, deadline, time.perf_counter())
-        return "expired" if remaining is not None and remaining <= _START_MARGIN_S else ""
+        if remaining is not None and remaining <= _START_MARGIN_S:
+            return "expired"
+        self._used_handles[handle] = None
+        if len(self._used_handles) > _MAX_USED_HANDLES:
+            self._used_handles.popitem(last=False)
+        return ""
 
     def _admit_decode(self, request: "Request", label: wire.TurnLabel) -> None:
         extras = engine.extras_of(request)
@@ -183,7 +195,9 @@ class SchedulerSide:
     def _identity(self, request: "Request", scope: str) -> bytes | None:
         weights = self._digests.get(_MODEL)
         lora = request.lora_request
-        adapter = self._digests.get(lora.lora_path) if lora is not None and not lora.load_inplace else ""
+        # vLLM gives an adapter that is loaded anew a new number: its files may have changed under the same path.
+        source = f"{lora.lora_int_id}:{lora.lora_path}" if lora is not None else ""
+        adapter = self._digests.get(source) if lora is not None and not lora.load_inplace else ""
         if weights is None or adapter is None or (lora is not None and lora.load_inplace):
             return None
         return identity_of(
@@ -195,7 +209,7 @@ class SchedulerSide:
 
     def _digest(self, source: str) -> str:
         if source != _MODEL:
-            return digest_folder(Path(source))
+            return digest_folder(Path(source.partition(":")[2]))
         return self._settings.weights_digest or engine.digest_model(self._config)
 
     def _say_identity(self) -> None:

@@ -4,16 +4,14 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 
-from backhaul_connector.leases import earliest
-
 
 @dataclass
 class LeaseSnapshot(KVConnectorWorkerMetadata):
-    """Deadlines that changed on one worker, or on several, in the scheduler's clock."""
+    """Deadlines that changed, in the scheduler's clock, by rank and request id."""
 
-    deadlines: dict[str, float] = field(default_factory=dict)
+    moved: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "LeaseSnapshot":
-        """Merges the snapshots of two ranks."""
+        """Puts the snapshots of two ranks beside each other."""
         assert isinstance(other, LeaseSnapshot)
-        return LeaseSnapshot(earliest(self.deadlines, other.deadlines))
+        return LeaseSnapshot({**self.moved, **other.moved})
