@@ -79,6 +79,8 @@ class EtcdProcess:
     def pause(self) -> None:
         """Freezes etcd: connections stay open and say nothing."""
         self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Thaws etcd."""
