@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from tests.engine_fixtures import engine_python, engines, tiny_model  # noqa: F401 - fixtures
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.eventually import eventually
 

@@ -1,6 +1,6 @@
 """What the router relies on from a pair of engines, whoever plays them.
 
-The pair is a parameter: the fake here, real vLLM engines with our connector where the marker ``engine`` is selected.
+The pair is a parameter: the fake that other tests use, and real vLLM engines with the connector.
 """
 
 import json
@@ -14,8 +14,10 @@ import msgspec
 import pytest
 
 from backhaul_connector.wire import Verdict
+from backhaul_local.engines import MODEL_NAME
 from backhaul_router.core.body import Endpoint, TurnBody, parse_body
 from backhaul_router.core.legs import decode_body, hand_off, prefill_body, tokenize_body
+from tests.e2e.connector.pair import Engine
 from tests.fakes.engine import FakeEngine
 
 
@@ -34,9 +36,13 @@ async def fake_pair() -> AsyncIterator[EnginePair]:
         yield EnginePair(prefill.url, decode.url, "tiny")
 
 
-@pytest.fixture(params=["fake_pair"])
+@pytest.fixture
+def real_pair(engines: dict[str, Engine]) -> EnginePair:
+    return EnginePair(engines["prefill"].url, engines["decode"].url, MODEL_NAME)
+
+
+@pytest.fixture(params=["fake_pair", pytest.param("real_pair", marks=pytest.mark.engine)])
 def engine_pair(request: pytest.FixtureRequest) -> EnginePair:
-    """Real engines join as ``pytest.param("real_pair", marks=pytest.mark.engine)``."""
     pair: EnginePair = request.getfixturevalue(request.param)
     return pair
 
@@ -46,6 +52,8 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession() as client:
         yield client
 
+
+pytestmark = pytest.mark.timeout(300)
 
 WORDS = " ".join(f"word{index}" for index in range(300))
 

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from backhaul_connector.wire import Claimed, Deadlines, Freed, Hello, Replayed, Retained, Returned
-from tests.e2e.connector.conftest import TTL_S
 from tests.e2e.connector.pair import SCOPE, Pair
+from tests.engine_fixtures import TTL_S
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
 
