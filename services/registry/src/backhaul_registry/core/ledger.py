@@ -58,7 +58,7 @@ class Ledger:
 
     def missing_leases(self, upserts: Sequence[Pointer]) -> int:
         """Returns how many leases must be added before `place` can place ``upserts``."""
-        new_count = len({pointer.id for pointer in upserts} - self._lease_of.keys())
+        new_count = sum(pointer not in self._lease_of for pointer in {pointer.id for pointer in upserts})
         room = sum(self._max_keys - len(keys) for keys in self._keys.values())
         return max(0, -(-(new_count - room) // self._max_keys))
 
