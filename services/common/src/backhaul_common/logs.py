@@ -8,6 +8,9 @@ import structlog
 from opentelemetry import trace
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+# Without local variables: they hold prompts and keys.
+_tracebacks = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -23,9 +26,12 @@ def configure_logging(level: str, service: str, stream: TextIO | None = None) ->
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _named(service),
         _add_trace_id,
-        structlog.processors.dict_tracebacks if not out.isatty() else structlog.processors.ExceptionPrettyPrinter(out),
     ]
-    renderer: Processor = structlog.dev.ConsoleRenderer() if out.isatty() else structlog.processors.JSONRenderer()
+    if out.isatty():
+        renderer: Processor = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    else:
+        shared.append(_tracebacks)
+        renderer = structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

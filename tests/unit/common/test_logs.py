@@ -1,0 +1,56 @@
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from opentelemetry import trace
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from backhaul_common.logs import configure_logging
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    out = io.StringIO()
+    yield out
+    structlog.reset_defaults()
+    root.handlers[:], root.level = handlers, level
+
+
+def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_is_json_with_event_fields_level_service_and_time(stream: io.StringIO) -> None:
+    configure_logging("info", "sample", stream)
+    structlog.get_logger("x").info("node joined", node_id="d1")
+    structlog.get_logger("x").debug("not shown")
+    (line,) = lines(stream)
+    assert {"event": "node joined", "node_id": "d1", "level": "info", "service": "sample"}.items() <= line.items()
+    assert "timestamp" in line
+
+
+def test_a_line_within_a_span_names_the_trace(stream: io.StringIO, spans: InMemorySpanExporter) -> None:
+    configure_logging("info", "sample", stream)
+    with trace.get_tracer("t").start_as_current_span("s") as span:
+        structlog.get_logger("x").info("inside")
+    structlog.get_logger("x").info("outside")
+    inside, outside = lines(stream)
+    assert inside["trace_id"] == trace.format_trace_id(span.get_span_context().trace_id)
+    assert "trace_id" not in outside
+
+
+def test_libraries_and_exceptions_come_in_the_same_form(stream: io.StringIO) -> None:
+    configure_logging("warning", "sample", stream)
+    logging.getLogger("library").warning("odd %s", "thing")
+    try:
+        raise ValueError("why")
+    except ValueError as error:
+        structlog.get_logger("x").error("failed", exc_info=error)
+    first, second = lines(stream)
+    assert (first["event"], first["level"], first["service"]) == ("odd thing", "warning", "sample")
+    assert "ValueError" in json.dumps(second["exception"])
