@@ -99,14 +99,18 @@ def _stack(options: argparse.Namespace, console: Console) -> Iterator[Stack]:
         with Stack(stack_options, steps) as stack:
             try:
                 yield stack
+            except openai.OpenAIError:
+                console.print(f"A turn failed; logs are in {stack.logs}", soft_wrap=True)
+                raise
             finally:
                 console.print("Stopping everything ...")
 
 
 def _new_state(root: Path) -> Path:
-    """Returns a new folder and removes the oldest ones."""
+    """Returns a new folder, and removes the oldest ones whose launchers have ended."""
     root.mkdir(parents=True, exist_ok=True)
-    for old in sorted(root.iterdir())[: -_KEPT_STATES + 1]:
+    ended = [old for old in sorted(root.iterdir()) if not Path("/proc", old.name.rpartition("-")[2]).exists()]
+    for old in ended[: -_KEPT_STATES + 1]:
         shutil.rmtree(old, ignore_errors=True)
     return root / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 

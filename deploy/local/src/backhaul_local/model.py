@@ -11,6 +11,7 @@ special tokens) get a logit far below the rest, through a channel of the residua
 
 import argparse
 import json
+import os
 import random
 import re
 import shutil
@@ -176,8 +177,7 @@ def make_model(directory: Path, size: Size) -> int:
     tokenizer = make_tokenizer()
     check_round_trip(tokenizer)
     weights = make_weights(size, tokenizer.get_vocab_size(), emitted_ids(tokenizer))
-    draft = directory.with_name(f".{directory.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
+    draft = directory.with_name(f".{directory.name}-{os.getpid()}")
     draft.mkdir(parents=True)
     tokenizer.save(str(draft / "tokenizer.json"))
     generation = {"eos_token_id": tokenizer.token_to_id("<|im_end|>"), "max_new_tokens": _DEFAULT_REPLY_TOKENS}
