@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,45 +24,17 @@ from tests.fakes.vllm_http import FakeVllmHttp
 
 
 @dataclass
-class OwnerNode:
-    """A running agent and everything around it."""
+class AgentNode:
+    """A running agent beside a fake engine."""
 
     app: App
     config: Config
-    registry: FakeRegistry
     http: FakeVllmHttp
     side_channel: FakeHandshake
     connector: FakeConnector
     stub: Any
     stopping: asyncio.Event
     running: asyncio.Task[None]
-
-    @property
-    def record(self) -> registry_pb2.Node:
-        """The node's record in the directory."""
-        return self.registry.nodes[self.config.node]
-
-    async def ready(self) -> None:
-        """Waits until the node takes turns and its engine can reuse blocks."""
-
-        def holds() -> bool:
-            node = self.registry.nodes.get(self.config.node)
-            return (
-                node is not None
-                and node.state == registry_pb2.NODE_STATE_READY
-                and bool(node.engines)
-                and node.engines[0].reuse
-            )
-
-        await eventually(holds)
-
-    async def published(self, set_id: str = "set-1") -> None:
-        """Waits until a set can be found."""
-        await eventually(lambda: bool(self.registry.keys_of(set_id)))
-
-    async def unpublished(self, set_id: str = "set-1") -> None:
-        """Waits until a set cannot be found."""
-        await eventually(lambda: not self.registry.keys_of(set_id))
 
     async def claim(
         self, set_id: str = "set-1", *, request_id: str = "request-1", **changes: Any
@@ -107,34 +79,64 @@ class OwnerNode:
         await self.running
 
 
+@dataclass
+class OwnerNode(AgentNode):
+    """The same, with a fake registry."""
+
+    registry: FakeRegistry
+
+    @property
+    def record(self) -> registry_pb2.Node:
+        """The node's record in the directory."""
+        return self.registry.nodes[self.config.node]
+
+    async def ready(self) -> None:
+        """Waits until the node takes turns and its engine can reuse blocks."""
+
+        def holds() -> bool:
+            node = self.registry.nodes.get(self.config.node)
+            return node is not None and reuses(node)
+
+        await eventually(holds)
+
+    async def published(self, set_id: str = "set-1") -> None:
+        """Waits until a set can be found."""
+        await eventually(lambda: bool(self.registry.keys_of(set_id)))
+
+    async def unpublished(self, set_id: str = "set-1") -> None:
+        """Waits until a set cannot be found."""
+        await eventually(lambda: not self.registry.keys_of(set_id))
+
+
+def reuses(node: registry_pb2.Node) -> bool:
+    """Tells whether a node takes turns and its engine can reuse blocks."""
+    return node.state == registry_pb2.NODE_STATE_READY and bool(node.engines) and node.engines[0].reuse
+
+
 @contextlib.asynccontextmanager
-async def owner_node(tmp_path: Path, *, connect: bool = True, **settings: Any) -> AsyncIterator[OwnerNode]:
-    """Runs an agent beside a fake engine, connected to a fake registry. Fails when it leaves tasks behind."""
-    before = asyncio.all_tasks()
+async def agent_node(tmp_path: Path, *registries: str, **settings: Any) -> AsyncIterator[AgentNode]:
+    """Runs an agent beside a fake engine."""
     context = zmq.asyncio.Context()
     try:
-        async with FakeRegistry() as registry, FakeVllmHttp() as http, FakeHandshake(context) as side_channel:
-            config = Config(
-                engine_url=http.url,
-                side_channel=f"127.0.0.1:{side_channel.port}",
-                registry=(registry.address,),
-                listen="127.0.0.1:0",
-                node_id="node-1",
-                connector_socket=str(tmp_path / "agent" / "connector.sock"),
-                **settings,
-            )
+        async with FakeVllmHttp() as http, FakeHandshake(context) as side_channel:
+            defaults = {
+                "engine_url": http.url,
+                "side_channel": f"127.0.0.1:{side_channel.port}",
+                "registry": registries,
+                "listen": "127.0.0.1:0",
+                "advertise": "127.0.0.1:7201",
+                "node_id": "node-1",
+                "connector_socket": str(tmp_path / "agent" / "connector.sock"),
+            }
+            config = Config(**{**defaults, **settings})
             app, stopping = App(config), asyncio.Event()
             running = asyncio.create_task(app.run(stopping))
-            await eventually(lambda: config.socket_path.exists() or running.done())
+            await eventually(lambda: app.port > 0 or running.done())
             connector = FakeConnector(config.socket_path, hello(side_channel_port=side_channel.port))
             async with open_channel(f"127.0.0.1:{app.port}") as channel:
                 stub = agent_pb2_grpc.BlockSetServiceStub(channel)
-                node = OwnerNode(app, config, registry, http, side_channel, connector, stub, stopping, running)
                 try:
-                    if connect:
-                        await connector.connect()
-                        await node.ready()
-                    yield node
+                    yield AgentNode(app, config, http, side_channel, connector, stub, stopping, running)
                 finally:
                     await connector.close()
                     stopping.set()
@@ -142,4 +144,16 @@ async def owner_node(tmp_path: Path, *, connect: bool = True, **settings: Any) -
             running.result()
     finally:
         context.destroy(linger=0)
+
+
+@contextlib.asynccontextmanager
+async def owner_node(tmp_path: Path, *, connect: bool = True, **settings: Any) -> AsyncIterator[OwnerNode]:
+    """Runs an agent beside a fake engine and a fake registry. Fails when tasks are left behind."""
+    before = asyncio.all_tasks()
+    async with FakeRegistry() as registry, agent_node(tmp_path, registry.address, **settings) as agent:
+        node = OwnerNode(**{field.name: getattr(agent, field.name) for field in fields(agent)}, registry=registry)
+        if connect:
+            await node.connector.connect()
+            await node.ready()
+        yield node
     await eventually(lambda: not asyncio.all_tasks() - before - {asyncio.current_task()})

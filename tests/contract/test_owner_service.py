@@ -206,7 +206,7 @@ async def test_a_listing_shows_the_confirmed_time_left(node: OwnerNode) -> None:
 
     async def shown() -> bool:
         listing = await node.stub.ListBlockSets(agent_pb2.ListBlockSetsRequest(), timeout=2)
-        return 190 < listing.block_sets[0].remaining_ttl.seconds <= 200
+        return bool(190 < listing.block_sets[0].remaining_ttl.seconds <= 200)
 
     await eventually(shown)
 
@@ -255,4 +255,4 @@ async def test_a_set_can_be_found_milliseconds_after_it_was_reported(node: Owner
 
 
 def _can_release(node: OwnerNode) -> bool:
-    return node.app.can_notify
+    return bool(node.app.can_notify)

@@ -47,6 +47,8 @@ class App:
         )
         self._warned: set[str] = set()
         self._ready: Readiness | None = None
+        self.readiness_reason = ""
+        """Why the node is not ready; empty when it is."""
         self.port = 0
         """Port of the gRPC server; known once it listens."""
 
@@ -103,6 +105,11 @@ class App:
     def can_notify(self) -> bool:
         """Whether engines can be told over NIXL."""
         return self._notifier.available
+
+    @property
+    def engine_ids(self) -> list[str]:
+        """Engines that are known, by rank."""
+        return [facts.engine_id for facts in self._owner.engines()]
 
     async def _run_tasks(self, grpc_server: GrpcServer, probe: EngineProbe, stopping: asyncio.Event) -> None:
         hear = self._agent.hear
@@ -171,6 +178,7 @@ class App:
         if record.readiness is not self._ready:
             _log.info("node readiness changed", readiness=record.readiness.name, reason=record.reason)
             self._ready = record.readiness
+        self.readiness_reason = record.reason
         for facts in engines:
             self._warn_unreachable(facts)
         self._node_session.update(

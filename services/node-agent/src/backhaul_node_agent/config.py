@@ -33,16 +33,16 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
     connector_socket: str = ""
     """Unix socket on which the engine's connector finds this agent; empty: <node-id>.sock in /run/backhaul, or in
     $XDG_RUNTIME_DIR/backhaul where /run cannot be written."""
-    lease_ttl_s: float = Field(10.0, ge=2.0, le=60.0)
+    lease_ttl_s: float = Field(default=10.0, ge=2.0, le=60.0)
     """How long the node stays in the directory when this agent vanishes."""
-    lease_margin_s: float = Field(0.5, ge=0.05)
+    lease_margin_s: float = Field(default=0.5, ge=0.05)
     """How much earlier than the lease the agent stops granting; less than a third of it."""
-    claim_ttl_s: float = Field(30.0, ge=7.0, le=120.0)
+    claim_ttl_s: float = Field(default=30.0, ge=7.0, le=120.0)
     """How long a prefill engine has for its read. Before it is lowered, let one old value pass between the end of the
     old agent and the start of the new one: the new one waits only for claims of its own length."""
-    margin_s: float = Field(2.0, ge=0.5, le=30.0)
+    margin_s: float = Field(default=2.0, ge=0.5, le=30.0)
     """What is kept between a claim's deadline and the engine's, and between a lapse and what follows it."""
-    drain_s: float = Field(2.0, ge=0.0, le=60.0)
+    drain_s: float = Field(default=2.0, ge=0.0, le=60.0)
     """How long the agent releases what it holds when it is asked to end."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severity that is logged."""

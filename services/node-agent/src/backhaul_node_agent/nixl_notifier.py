@@ -143,7 +143,7 @@ class NixlNotifier:
 
     async def _replies(self, engine_id: str) -> list[HandshakeReply]:
         """Asks all ranks of an engine that is not known to NIXL yet."""
-        if engine_id in self._peers:
+        if engine_id in self._peers and engine_id not in self._forgotten:
             return []
         address = self._address_of(engine_id)
         if address is None:

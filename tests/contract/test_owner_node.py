@@ -1,0 +1,163 @@
+"""The node in the directory: what it says, when it is ready, and how it ends."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from backhaul.registry.v1 import registry_pb2
+from backhaul_node_agent.core.node import NO_CONNECTOR
+from tests.contract.owner_node import owner_node, reuses
+from tests.fakes.connector import FakeConnector, hello
+from tests.fakes.eventually import eventually
+
+
+async def test_an_engine_without_the_connector_joins_and_says_what_is_missing(tmp_path: Path) -> None:
+    async with owner_node(tmp_path, connect=False) as node:
+        await eventually(lambda: "node-1" in node.registry.nodes and bool(node.record.engines))
+        await eventually(lambda: node.record.state == registry_pb2.NODE_STATE_READY)
+        (engine,) = node.record.engines
+        assert (engine.reuse, engine.reuse_problem) == (False, NO_CONNECTOR)
+        assert (engine.engine_id, engine.compatibility_hash) == ("engine-1", "compatible")
+        assert (engine.block_size, engine.block_count, engine.vllm_version) == (32, 1000, "0.32.0")
+
+
+async def test_a_node_that_is_not_ready_keeps_its_sets(tmp_path: Path) -> None:
+    async with owner_node(tmp_path) as node:
+        node.connector.retain()
+        await node.published()
+        node.http.healthy = False
+        await eventually(lambda: node.record.state == registry_pb2.NODE_STATE_NOT_READY)
+        assert node.registry.keys_of("set-1")
+        node.http.healthy = True
+        await eventually(lambda: node.record.state == registry_pb2.NODE_STATE_READY)
+        await node.claim()
+
+
+async def test_pointers_of_a_restarted_engine_are_gone_before_the_node_is_ready_again(tmp_path: Path) -> None:
+    async with owner_node(tmp_path) as node:
+        node.connector.retain()
+        await node.published()
+        await node.connector.close()
+        node.side_channel.engine_id = "engine-2"
+        node.registry.answering.clear()
+        restarted = FakeConnector(node.config.socket_path, hello(engine_id="engine-2"))
+        await restarted.connect()
+        await eventually(lambda: node.app.engine_ids == ["engine-2"])
+        assert node.app.readiness_reason == "pointers of the engine's previous incarnation are being removed"
+
+        node.registry.answering.set()
+
+        await eventually(lambda: reuses(node.record) and node.record.engines[0].engine_id == "engine-2")
+        assert node.registry.ended_engines == ["engine-1"]
+        assert not node.registry.keys_of("set-1")
+        assert await node.refusal() == "SET_UNKNOWN"
+        await restarted.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"problem": "bidirectional_kv_xfer is off"}, "bidirectional_kv_xfer is off"),
+        ({"weights_digest": ""}, "the weights digest is not known yet"),
+        ({"side_channel_host": "localhost"}, "VLLM_NIXL_SIDE_CHANNEL_HOST"),
+        ({"side_channel_host": "0.0.0.0"}, "VLLM_NIXL_SIDE_CHANNEL_HOST"),
+    ],
+    ids=["connector-says-so", "no-digest", "loopback", "wildcard"],
+)
+async def test_an_engine_that_cannot_reuse_blocks_says_why(
+    tmp_path: Path, changes: dict[str, str], problem: str
+) -> None:
+    async with owner_node(tmp_path, connect=False, advertise="10.0.0.7:7201") as node:
+        node.connector.greeting = msgspec.structs.replace(
+            node.connector.greeting, **{"side_channel_host": "10.0.0.7", **changes}
+        )
+        await node.connector.connect()
+        await eventually(lambda: "node-1" in node.registry.nodes and bool(node.record.engines))
+        await eventually(lambda: problem in node.record.engines[0].reuse_problem)
+
+
+async def test_an_agent_that_is_told_to_end_says_so_removes_its_pointers_and_leaves(tmp_path: Path) -> None:
+    async with owner_node(tmp_path, drain_s=0.2) as node:
+        node.connector.retain()
+        await node.published()
+        began = asyncio.get_running_loop().time()
+        await node.stop()
+        assert asyncio.get_running_loop().time() - began < 2
+        assert node.registry.pointers == {}
+        assert node.registry.nodes == {}
+        assert node.registry.left_count == 1
+        assert not node.config.socket_path.exists()
+
+
+async def test_an_agent_ends_in_time_when_the_registry_is_silent(tmp_path: Path) -> None:
+    async with owner_node(tmp_path, drain_s=0.2) as node:
+        node.connector.retain()
+        await node.published()
+        node.registry.answering.clear()
+        began = asyncio.get_running_loop().time()
+        await node.stop()
+        assert asyncio.get_running_loop().time() - began < 5
+        node.registry.answering.set()
+
+
+async def test_pointers_are_published_again_after_a_broken_stream(tmp_path: Path) -> None:
+    async with owner_node(tmp_path) as node:
+        node.connector.retain("set-1")
+        await node.published("set-1")
+        node.registry.break_publishing()
+        node.registry.pointers.clear()
+        await node.published("set-1")
+
+
+async def test_a_removal_that_was_never_acknowledged_is_sent_again(tmp_path: Path) -> None:
+    async with owner_node(tmp_path) as node:
+        node.connector.retain("set-1")
+        await node.published("set-1")
+        node.registry.acknowledging.clear()
+        node.connector.free("set-1")
+        await node.unpublished("set-1")
+        before = len(node.registry.batches)
+
+        def sent_again() -> bool:
+            later = node.registry.batches[before:]
+            return any(pointer.set_id == "set-1" for batch in later for pointer in batch.removals)
+
+        # The agent gives the stream up, opens another one and begins anew.
+        await eventually(sent_again, timeout_s=10)
+        node.registry.acknowledging.set()
+
+
+async def test_the_lease_is_kept_alive_by_a_third_of_its_time(tmp_path: Path) -> None:
+    async with owner_node(tmp_path, lease_ttl_s=2, lease_margin_s=0.2) as node:
+        before = node.registry.keep_alive_count
+        await asyncio.sleep(2.2)
+        assert node.registry.keep_alive_count - before >= 3
+
+
+async def test_a_lost_lease_is_replaced_by_a_new_one(tmp_path: Path) -> None:
+    async with owner_node(tmp_path, lease_ttl_s=2, lease_margin_s=0.2) as node:
+        node.connector.retain()
+        await node.published()
+        node.registry.lose_lease()
+        await eventually(lambda: node.registry.join_count > 1 and "node-1" in node.registry.nodes)
+        await node.published()
+        await node.claim()
+
+
+async def test_the_process_ends_with_0_on_sigterm_and_2_on_bad_configuration(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "backhaul_node_agent"]
+    bad = await asyncio.create_subprocess_exec(*command, "--role", "both", stderr=asyncio.subprocess.PIPE)
+    _, stderr = await bad.communicate()
+    assert bad.returncode == 2
+    assert stderr.startswith(b"backhaul-node-agent: role: ")
+
+    flags = ["--listen", "127.0.0.1:0", "--registry", "127.0.0.1:9", "--connector-socket", str(tmp_path / "a.sock")]
+    agent = await asyncio.create_subprocess_exec(*command, *flags, stderr=asyncio.subprocess.DEVNULL)
+    await eventually(lambda: (tmp_path / "a.sock").exists(), timeout_s=20)
+    agent.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(agent.wait(), 15) == 0
+    assert not (tmp_path / "a.sock").exists()

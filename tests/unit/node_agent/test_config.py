@@ -1,0 +1,68 @@
+"""Settings of the node agent."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from backhaul_common.config import load_config
+from backhaul_node_agent.config import Config, join_address, split_address
+
+
+def test_the_node_is_named_for_its_advertised_address() -> None:
+    assert Config(advertise="decode-1.example:7201").node == "decode-1.example:7201"
+    assert Config(advertise="[fd00::1]:7201").node == "fd00::1:7201"
+    assert Config(node_id="decode-1").node == "decode-1"
+
+
+def test_the_socket_is_named_for_the_node() -> None:
+    assert Config(node_id="decode-1").socket_path.name == "decode-1.sock"
+    assert Config(connector_socket="/tmp/a.sock").socket_path == Path("/tmp/a.sock")
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"), [("127.0.0.1:1", ("127.0.0.1", 1)), ("[::1]:65535", ("::1", 65535)), ("host:7", ("host", 7))]
+)
+def test_addresses_are_split_and_joined(address: str, parts: tuple[str, int]) -> None:
+    assert split_address(address) == parts
+    assert join_address(*parts) == address
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"role": "both"},
+        {"listen": "7201"},
+        {"listen": "::1:7201"},
+        {"registry": ()},
+        {"registry": ("nowhere",)},
+        {"engine_url": "127.0.0.1:8200"},
+        {"engine_url": "http://127.0.0.1:8200/v1"},
+        {"node_id": "a/b"},
+        {"lease_ttl_s": 1.0},
+        {"lease_ttl_s": 61.0},
+        {"lease_ttl_s": 3.0, "lease_margin_s": 1.5},
+        {"claim_ttl_s": 5.0},
+        {"margin_s": -1.0},
+        {"unknown": 1},
+    ],
+    ids=lambda settings: next(iter(settings.items())),
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Config(**settings)
+
+
+def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BACKHAUL_NODE_AGENT_ROLE", "prefill")
+    monkeypatch.setenv("BACKHAUL_NODE_AGENT_REGISTRY", "a:1,b:2")
+    config = load_config(Config, prog="agent", argv=["--role", "decode", "--claim-ttl-s", "20"])
+    assert (config.role, config.registry, config.claim_ttl_s) == ("decode", ("a:1", "b:2"), 20.0)
+
+
+def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BACKHAUL_NODE_AGENT_ROLL", "prefill")
+    with pytest.raises(SystemExit) as error:
+        load_config(Config, prog="agent", argv=[])
+    assert error.value.code == 2
