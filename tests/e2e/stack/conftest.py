@@ -12,6 +12,7 @@ import pytest
 from backhaul_local.engines import EngineOptions
 from backhaul_local.stack import Stack, StackOptions
 from tests.e2e.stack.chat import Chat, Messages, Reply, answered, opening
+from tests.fakes.otlp_collector import OtlpCollector
 from tests.fakes.socket_proxy import SocketProxy
 
 LEASE_TTL_S = 3.0
@@ -28,15 +29,41 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SocketProxy]:
 
 
 @pytest.fixture(scope="session")
+def collector() -> Iterator[OtlpCollector]:
+    """Gets the traces of all services and of both engines."""
+    with OtlpCollector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="session")
 def stack(
-    engine_python: Path, tiny_model: Path, cut: SocketProxy, tmp_path_factory: pytest.TempPathFactory
+    engine_python: Path,
+    tiny_model: Path,
+    cut: SocketProxy,
+    collector: OtlpCollector,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Stack]:
     """The running stack."""
+    endpoint = f"http://127.0.0.1:{collector.port}"
+    traced = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+        "OTEL_EXPORTER_OTLP_INSECURE": "true",
+        "OTEL_BSP_SCHEDULE_DELAY": "200",
+    }
+    flags = ("--otlp-traces-endpoint", endpoint)
     options = StackOptions(
         engine_python=engine_python,
         model=tiny_model,
         state=tmp_path_factory.mktemp("stack"),
-        decode=[EngineOptions(ttl_s=60, env={"BACKHAUL_AGENT_SOCKET": str(cut.path)})],
+        prefill=[EngineOptions(flags=flags, env={**traced, "OTEL_SERVICE_NAME": "prefill"})],
+        decode=[
+            EngineOptions(
+                ttl_s=60,
+                flags=flags,
+                env={**traced, "OTEL_SERVICE_NAME": "decode", "BACKHAUL_AGENT_SOCKET": str(cut.path)},
+            )
+        ],
+        env=traced,
         registries=2,
         routers=2,
         agent_flags=["--lease-ttl-s", str(LEASE_TTL_S), "--claim-ttl-s", str(CLAIM_TTL_S)],

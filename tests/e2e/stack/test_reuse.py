@@ -212,3 +212,22 @@ def test_the_grpc_face_runs_the_same_turns(chats: list[Chat], stack: Stack) -> N
     assert started.read_token_count > 0
     assert answer["choices"][0]["message"]["content"] == chats[0].cold(messages)
     assert "kv_transfer_params" not in answer
+
+
+def test_completions_with_a_session_id_are_reused(chat: Chat) -> None:
+    session = uuid.uuid4().hex
+    body = {"model": MODEL_NAME, "temperature": 0, "max_tokens": REPLY_TOKENS, "min_tokens": REPLY_TOKENS}
+    prompt = opening()[1]["content"]
+
+    first = chat.http.post("/v1/completions", json={**body, "prompt": prompt}, headers={"x-session-id": session})
+    longer = prompt + first.json()["choices"][0]["text"] + " and after that"
+    second = chat.http.post("/v1/completions", json={**body, "prompt": longer}, headers={"x-session-id": session})
+    cold = chat.http.post(
+        "/v1/completions",
+        json={**body, "prompt": longer, "cache_salt": session},
+        headers={"x-backhaul-reuse": "off"},
+    )
+
+    assert (first.status_code, second.status_code, cold.status_code) == (200, 200, 200)
+    assert (second.headers["x-backhaul-route"], cold.headers["x-backhaul-route"]) == ("warm", "cold")
+    assert second.json()["choices"][0]["text"] == cold.json()["choices"][0]["text"]

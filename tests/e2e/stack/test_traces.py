@@ -1,0 +1,41 @@
+"""One trace per turn, from the client's header to etcd and into both engines."""
+
+import secrets
+
+import pytest
+
+from tests.e2e.stack.chat import Chat
+from tests.e2e.stack.conftest import conversation
+from tests.fakes.otlp_collector import OtlpCollector
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
+
+SERVICES = {"backhaul-router", "backhaul-registry", "backhaul-node-agent", "prefill", "decode"}
+
+
+def test_a_warm_turn_is_one_trace_through_every_service_and_both_engines(chat: Chat, collector: OtlpCollector) -> None:
+    messages, _ = conversation(chat)
+    trace_id, parent_id = secrets.token_hex(16), secrets.token_hex(8)
+    chat.http.headers["traceparent"] = f"00-{trace_id}-{parent_id}-01"
+    try:
+        reply = chat.send(messages)
+    finally:
+        del chat.http.headers["traceparent"]
+    assert reply.route == "warm"
+
+    spans = collector.trace(trace_id, lambda found: {span.service for span in found} >= SERVICES)
+
+    assert {span.service for span in spans} == SERVICES, spans
+    known = {span.span_id: span for span in spans}
+    assert all(span.parent_id in known or span.parent_id == parent_id for span in spans)
+    [turn] = [span for span in spans if span.parent_id == parent_id]
+    assert (turn.service, turn.attributes["backhaul.route"]) == ("backhaul-router", "warm")
+    below = {span.name for span in spans if span.parent_id == turn.span_id}
+    assert {"lookup", "claim", "prefill", "decode"} <= below
+    assert any(span.name.startswith("etcd") for span in spans if span.service == "backhaul-registry")
+    for engine, leg in (("prefill", "prefill"), ("decode", "decode")):
+        [own] = [
+            span for span in spans if span.service == engine and known[span.parent_id].service == "backhaul-router"
+        ]
+        assert known[own.parent_id].name == leg
+    assert reply.text not in str(spans)
