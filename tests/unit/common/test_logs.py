@@ -47,10 +47,23 @@ def test_a_line_within_a_span_names_the_trace(stream: io.StringIO, spans: InMemo
 def test_libraries_and_exceptions_come_in_the_same_form(stream: io.StringIO) -> None:
     configure_logging("warning", "sample", stream)
     logging.getLogger("library").warning("odd %s", "thing")
+    prompt = "the client's words"
     try:
-        raise ValueError("why")
+        raise ValueError(len(prompt))
     except ValueError as error:
         structlog.get_logger("x").error("failed", exc_info=error)
     first, second = lines(stream)
     assert (first["event"], first["level"], first["service"]) == ("odd thing", "warning", "sample")
     assert "ValueError" in json.dumps(second["exception"])
+    assert "words" not in stream.getvalue()
+
+
+def test_a_terminal_gets_text(stream: io.StringIO) -> None:
+    stream.isatty = lambda: True  # type: ignore[method-assign]  # a terminal that can be read
+    configure_logging("info", "sample", stream)
+    try:
+        raise ValueError("why")
+    except ValueError as error:
+        structlog.get_logger("x").error("failed", exc_info=error, node_id="d1")
+    assert "failed" in stream.getvalue()
+    assert "ValueError: why" in stream.getvalue()

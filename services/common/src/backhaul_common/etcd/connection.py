@@ -17,6 +17,12 @@ from backhaul_common.grpc_client import CHANNEL_OPTIONS
 
 _log = structlog.get_logger(__name__)
 
+_OPTIONS = (
+    *(option for option in CHANNEL_OPTIONS if option[0] != "grpc.keepalive_permit_without_calls"),
+    # etcd ends connections that ping without calls (server/embed/etcd.go, PermitWithoutStream: false).
+    ("grpc.keepalive_permit_without_calls", 0),
+)
+
 _PAUSE_S = 0.1
 """Pause after all endpoints have failed in turn."""
 
@@ -162,8 +168,8 @@ class Connection:
 
     def _open(self, endpoint: str) -> grpc.aio.Channel:
         if self._tls is None:
-            return grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
-        return grpc.aio.secure_channel(endpoint, credentials(self._tls), options=CHANNEL_OPTIONS)
+            return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+        return grpc.aio.secure_channel(endpoint, credentials(self._tls), options=_OPTIONS)
 
 
 def credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
