@@ -1,0 +1,41 @@
+"""Mutants of what surrounds the agent's core."""
+
+from tests.mutants.mutant import Mutant
+
+_AGENT = "services/node-agent/src/backhaul_node_agent/agent.py"
+_NODE = "services/node-agent/src/backhaul_node_agent/core/node.py"
+_TESTS = "tests/unit/node_agent/test_agent.py"
+
+MUTANTS = (
+    Mutant(
+        "answer-before-telling",
+        _AGENT,
+        "if not await self._connectors.flushed(request.engine_id, FLUSH_S):",
+        "if not await self._connectors.flushed(request.engine_id, FLUSH_S) and False:",
+        (f"{_TESTS}::test_a_claim_whose_connector_cannot_be_told_is_refused_and_taken_back",),
+    ),
+    Mutant(
+        "answer-without-confirming",
+        _AGENT,
+        "            if refusal is not None:\n                raise _error(refusal)\n            answered",
+        "            answered",
+        (f"{_TESTS}::test_a_claim_is_not_answered_when_the_lease_ends_while_the_connector_is_told",),
+    ),
+    Mutant(
+        "keep-unanswered-claim",
+        _AGENT,
+        "            if not answered:\n",
+        "            if False:\n",
+        (f"{_TESTS}::test_a_claim_whose_caller_has_gone_is_taken_back",),
+    ),
+    Mutant(
+        "ready-before-purge",
+        _NODE,
+        "    if purging:\n",
+        "    if False:\n",
+        (
+            "tests/contract/test_owner_node.py"
+            "::test_pointers_of_a_restarted_engine_are_gone_before_the_node_is_ready_again",
+        ),
+    ),
+)
