@@ -122,6 +122,9 @@ async def test_a_record_deleted_by_hand_comes_back_with_the_next_keep_alive(
             {"join": pb.JoinNodeRequest.Join(node=samples.node(node_id="a/b"))}, "ID_INVALID", id="slash in the id"
         ),
         pytest.param(
+            {"join": pb.JoinNodeRequest.Join(node=samples.node(models=["m" * 1000] * 100))}, "NODE_TOO_LARGE", id="size"
+        ),
+        pytest.param(
             {"join": pb.JoinNodeRequest.Join(node=samples.node(), ttl=Duration(seconds=61))},
             "TTL_INVALID",
             id="long ttl",

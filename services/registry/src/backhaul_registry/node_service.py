@@ -97,17 +97,22 @@ class NodeService(NodeServiceServicer):
         if request.WhichOneof("step") != "join":
             raise InvalidArgumentError("JOIN_EXPECTED", "the first message must be join")
         join = request.join
-        node = convert.node_from_proto(join.node)
-        rules.check_node(node)
+        node = _sound(join.node)
         ttl_s = rules.lease_ttl_s(convert.seconds(join.ttl) if join.HasField("ttl") else None)
         with trace.get_tracer(__name__).start_as_current_span("registry.join", attributes={NODE_ID: node.node_id}):
             return node, await self._store.join(node, ttl_s=ttl_s, lease_id=join.lease_id)
 
 
 def _updated(joined: Node, message: pb.Node) -> Node:
+    node = _sound(message)
+    check_update(joined, node)
+    return node
+
+
+def _sound(message: pb.Node) -> Node:
+    rules.check_node_size(message.ByteSize())
     node = convert.node_from_proto(message)
     rules.check_node(node)
-    check_update(joined, node)
     return node
 
 

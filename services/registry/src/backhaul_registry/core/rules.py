@@ -18,6 +18,9 @@ MAX_POINTERS_PER_KEY = 16
 MAX_BATCH = 1_000
 """Pointers to write, and pointers to remove, in one batch."""
 
+MAX_NODE_BYTES = 64 * 1024
+"""Size of a node's record; etcd takes up to 1.5 MiB (server/embed/config.go, DefaultMaxRequestBytes)."""
+
 DEFAULT_PAGE = 500
 MAX_PAGE = 5_000
 
@@ -84,6 +87,14 @@ def check_batch(upserts: Sequence[Pointer], removals: Sequence[PointerId]) -> No
         check_pointer(pointer)
     for removal in removals:
         check_pointer_id(removal)
+
+
+def check_node_size(size_bytes: int) -> None:
+    """Accepts a record of up to 64 KiB (NODE_TOO_LARGE)."""
+    if size_bytes > MAX_NODE_BYTES:
+        raise InvalidArgumentError(
+            "NODE_TOO_LARGE", f"a node's record has at most {MAX_NODE_BYTES} bytes", limit=str(MAX_NODE_BYTES)
+        )
 
 
 def check_node(node: Node) -> None:
