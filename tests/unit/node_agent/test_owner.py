@@ -439,6 +439,14 @@ def test_ids_that_were_never_reported_are_never_touched() -> None:
     assert not any("foreign" in str(effect) for effect in named)
 
 
+def test_a_set_that_is_named_twice_as_freed_is_freed() -> None:
+    table = standing()
+    table.report()
+    table.free("set-1", "set-1")
+    table.free("set-1")
+    assert table.state() is None
+
+
 def test_a_held_set_is_not_released_by_itself() -> None:
     table = standing()
     table.report(ttl_s=480)

@@ -158,7 +158,7 @@ class App:
         for known in self._owner.engines():
             replaced = known.rank == rank and known.engine_id != facts.engine_id
             # An answer may be older than the connector's hello.
-            if replaced and not self._owner.connected(known.engine_id):
+            if replaced and not self._owner.attached(known.engine_id):
                 _log.info("engine restarted", rank=rank, old=known.engine_id, new=facts.engine_id)
                 self._agent.hear(ev.EngineGone(known.engine_id))
         self._refresh()

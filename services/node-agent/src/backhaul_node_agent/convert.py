@@ -1,5 +1,7 @@
 """Between the connector's messages, the protos, and the core's values."""
 
+import re
+
 import msgspec
 from google.protobuf.duration_pb2 import Duration
 
@@ -15,6 +17,8 @@ MAX_KEYS = 16
 """Lookup keys under which one set is published at most."""
 _DIGEST_SIZE = 16
 _MAX_SET_ID_BYTES = 256
+# What the registry accepts as scope or key: one pointer that it refuses would hold up all others of the engine.
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 _READINESS = {
     Readiness.NOT_READY: registry_pb2.NODE_STATE_NOT_READY,
@@ -66,6 +70,8 @@ def block_set(report: wire.BlockSetReport) -> BlockSet:
     Raises ValueError for one that cannot be managed or published.
     """
     _check_set_id(report.set_id)
+    if not all(map(_NAME.fullmatch, (report.scope, *report.keys))):
+        raise ValueError("a scope or key that the registry would refuse")
     if len(report.identity) != _DIGEST_SIZE or len(report.anchors) < _DIGEST_SIZE:
         raise ValueError("identity or anchors of a wrong size")
     if report.token_count <= 0 or report.stride <= 0 or report.spacing <= 0:

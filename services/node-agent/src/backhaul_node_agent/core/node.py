@@ -13,6 +13,12 @@ NO_CONNECTOR = (
 )
 """Shown for an engine that the side channel knows and no connector speaks for."""
 
+MAX_MODELS = 256
+"""Models that a record names at most; more are left out."""
+
+MAX_TEXT_BYTES = 1_024
+"""Longest text in a record."""
+
 
 class Readiness(Enum):
     """Whether the node may be given work."""
@@ -88,12 +94,15 @@ def node_record(
     """
     known = {facts.rank: facts for facts in engines}
     there = frozenset(connected)
-    records = tuple(
+    records = [
         _engine_record(rank, known.get(rank), side_channels.get(rank), server, there, advertised_host)
         for rank in sorted(known.keys() | side_channels.keys())
-    )
+    ]
+    # A rank's port can be answered by an engine that is known under another rank.
+    distinct = {record.engine_id: record for record in reversed(records)}
     readiness, reason = _readiness(server, purging=purging, draining=draining)
-    return NodeRecord(server.models, records, readiness, reason)
+    models = tuple(name for name in server.models if len(name.encode()) <= MAX_TEXT_BYTES)[:MAX_MODELS]
+    return NodeRecord(models, tuple(reversed(distinct.values())), readiness, reason)
 
 
 def _engine_record(
@@ -135,7 +144,7 @@ def _engine_record(
 
 def _reuse_problem(facts: EngineFacts, connected: frozenset[str], advertised_host: str) -> str:
     if facts.problem:
-        return facts.problem
+        return facts.problem.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
     if not facts.weights_digest:
         return "the weights digest is not known yet"
     if facts.engine_id not in connected:

@@ -136,6 +136,11 @@ class Owner:
         engine = self._engines.get(engine_id)
         return engine is not None and engine.connected
 
+    def attached(self, engine_id: str) -> bool:
+        """Tells whether the engine's connector is connected, be its replay finished or not."""
+        engine = self._engines.get(engine_id)
+        return engine is not None and engine.connection is not None
+
     def sets(self, now: float) -> Iterator[HeldSet]:
         """Yields all sets, in no order."""
         for engine_id, engine in self._engines.items():
@@ -418,7 +423,7 @@ class Owner:
         engine = self._engines.get(engine_id)
         if engine is None:
             return []
-        lives = [engine.lives[set_id] for set_id in set_ids if set_id in engine.lives]
+        lives = [engine.lives[set_id] for set_id in dict.fromkeys(set_ids) if set_id in engine.lives]
         return [effect for life in lives for effect in self._step(engine, life, event, now)]
 
     def _step(self, engine: _Engine, life: Life, event: lf.Event, now: float) -> list[ev.Effect]:

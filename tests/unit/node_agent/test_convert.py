@@ -1,0 +1,45 @@
+"""What is taken over from a connector, and what is not."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from backhaul_node_agent import convert
+from tests.fakes.connector import report
+
+
+def test_pointers_carry_the_last_anchor() -> None:
+    held = report(deadline=1.0, token_count=200, keys=["key-a", "key-b", "key-a"])
+    pointers = convert.pointers(convert.block_set(held), node_id="node-1", engine_id="engine-1")
+    assert [pointer.key for pointer in pointers] == ["key-a", "key-b"]
+    assert {(pointer.digest, pointer.identity) for pointer in pointers} == {(held.anchors[-16:], held.identity)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"set_id": ""},
+        {"set_id": "a,b"},
+        {"set_id": "HB:a"},
+        {"set_id": "x" * 257},
+        {"scope": "a/b"},
+        {"scope": ""},
+        {"keys": ["fine", "../../x"]},
+        {"keys": ["x" * 129]},
+        {"identity": b"short"},
+        {"anchors": b""},
+        {"token_count": 0, "anchors": b"a" * 16},
+        {"stride": 0},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_a_set_that_cannot_be_managed_or_published_is_not_taken_over(changes: dict[str, Any]) -> None:
+    sound = report(deadline=1.0)
+    with pytest.raises(ValueError, match=r"."):
+        convert.block_set(msgspec.structs.replace(sound, **changes))
+
+
+@pytest.mark.parametrize(("seconds", "nanos"), [(1.5, 1_500_000_000), (-1.0, 0), (0.0, 0)])
+def test_durations_are_never_negative(seconds: float, nanos: int) -> None:
+    assert convert.duration(seconds).ToNanoseconds() == nanos

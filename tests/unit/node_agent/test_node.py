@@ -1,0 +1,114 @@
+"""What the directory says of a node."""
+
+from dataclasses import replace
+
+import pytest
+
+from backhaul_node_agent.core.node import (
+    MAX_MODELS,
+    MAX_TEXT_BYTES,
+    NO_CONNECTOR,
+    NodeRecord,
+    Readiness,
+    ServerFacts,
+    SideChannelFacts,
+    node_record,
+    side_channel_problem,
+)
+from tests.unit.node_agent.owned import facts
+
+HEALTHY = ServerFacts(healthy=True, models=("model-1",), version="0.32.0", problem="")
+SIDE = SideChannelFacts("engine-1", "compatible", 32, 1000)
+
+
+def record(server: ServerFacts = HEALTHY, *, purging: bool = False, draining: bool = False) -> NodeRecord:
+    return node_record(
+        server=server,
+        engines=[facts()],
+        side_channels={0: SIDE},
+        connected=["engine-1"],
+        advertised_host="127.0.0.1",
+        purging=purging,
+        draining=draining,
+    )
+
+
+@pytest.mark.parametrize(
+    ("server", "purging", "draining", "readiness"),
+    [
+        (HEALTHY, False, False, Readiness.READY),
+        (replace(HEALTHY, models=()), False, False, Readiness.NOT_READY),
+        (replace(HEALTHY, healthy=False, problem="503"), False, False, Readiness.NOT_READY),
+        (HEALTHY, True, False, Readiness.NOT_READY),
+        (HEALTHY, True, True, Readiness.DRAINING),
+    ],
+    ids=["ready", "no-models", "unhealthy", "purging", "draining"],
+)
+def test_a_node_is_ready_when_nothing_speaks_against_it(
+    server: ServerFacts, purging: bool, draining: bool, readiness: Readiness
+) -> None:
+    made = record(server, purging=purging, draining=draining)
+    assert made.readiness is readiness
+    assert bool(made.reason) == (readiness is not Readiness.READY)
+
+
+def test_connector_and_side_channel_complete_each_other() -> None:
+    (engine,) = record().engines
+    assert (engine.compatibility_hash, engine.weights_digest, engine.reuse_problem) == ("compatible", "weights", "")
+
+
+def test_a_side_channel_that_still_shows_the_engine_before_adds_nothing() -> None:
+    made = node_record(
+        server=HEALTHY,
+        engines=[facts("engine-2")],
+        side_channels={0: SIDE},
+        connected=["engine-2"],
+        advertised_host="127.0.0.1",
+        purging=False,
+        draining=False,
+    )
+    assert [(engine.engine_id, engine.compatibility_hash) for engine in made.engines] == [("engine-2", "")]
+
+
+def test_every_engine_is_named_once() -> None:
+    made = node_record(
+        server=HEALTHY,
+        engines=[facts("engine-1", rank=0)],
+        side_channels={0: SIDE, 1: SIDE, 2: replace(SIDE, engine_id="engine-3")},
+        connected=["engine-1"],
+        advertised_host="127.0.0.1",
+        purging=False,
+        draining=False,
+    )
+    assert [(e.engine_id, e.reuse_problem) for e in made.engines] == [("engine-1", ""), ("engine-3", NO_CONNECTOR)]
+
+
+def test_a_record_stays_within_what_the_registry_accepts() -> None:
+    many = tuple(f"model-{number}" for number in range(2 * MAX_MODELS))
+    assert len(record(replace(HEALTHY, models=("x" * 2000, *many))).models) == MAX_MODELS
+    made = node_record(
+        server=HEALTHY,
+        engines=[replace(facts(), problem="ä" * 2000)],
+        side_channels={},
+        connected=[],
+        advertised_host="127.0.0.1",
+        purging=False,
+        draining=False,
+    )
+    assert len(made.engines[0].reuse_problem.encode()) <= MAX_TEXT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("told", "advertised", "reachable"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("10.0.0.7", "10.0.0.8", True),
+        ("decode-1.example", "10.0.0.8", True),
+        ("localhost", "10.0.0.8", False),
+        ("::1", "fd00::8", False),
+        ("0.0.0.0", "decode-1.example", False),
+        ("", "10.0.0.8", False),
+    ],
+)
+def test_a_side_channel_that_others_cannot_reach_is_a_problem(told: str, advertised: str, reachable: bool) -> None:
+    assert (side_channel_problem(told, advertised) == "") == reachable
