@@ -140,7 +140,7 @@ async def test_a_hub_on_demand_follows_only_while_somebody_watches(lazy: Hub[str
             assert client.opening.snapshot == {"/p/a": "v"}
             lazy.unsubscribe(client)
         await settle()
-        assert not lazy.following
+        assert (lazy.following, lazy.revision) == (False, 0)
         assert etcd.calls.count("watch") == turn + 1
 
 

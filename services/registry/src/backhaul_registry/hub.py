@@ -110,6 +110,7 @@ class Hub(Generic[T]):
             await self._wanted.wait()
             await run_until_first(self._follow(), self._wait_idle())
             self._listed.clear()
+            self._feed.reset(0, {})
 
     @contextmanager
     def watching(self) -> Iterator[None]:
