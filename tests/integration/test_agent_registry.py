@@ -7,10 +7,12 @@ import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from backhaul.agent.v1 import agent_pb2
 from backhaul.registry.v1 import registry_pb2
+from backhaul_common.errors import BackhaulError
 from tests.contract.owner_node import AgentNode, agent_node, reuses
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.eventually import eventually
@@ -133,8 +135,10 @@ async def test_an_agent_survives_etcd_and_publishes_again(tmp_path: Path, own_et
         await _refused(agent, "LEASE_INVALID")
         own_etcd.resume()
 
-        await eventually(lambda: _finds(registry), timeout_s=15)
-        await agent.claim(request_id=str(uuid.uuid4()))
+        await eventually(lambda: _claims(agent, "set-1"), timeout_s=15)
+        await eventually(lambda: _finds_nothing(registry), timeout_s=15)
+        agent.connector.retain("set-2", keys=["key-of-set-1"])
+        await found(registry)
 
 
 async def _refused(agent: AgentNode, reason: str) -> None:
@@ -144,10 +148,11 @@ async def _refused(agent: AgentNode, reason: str) -> None:
     await eventually(holds, timeout_s=10)
 
 
-async def _finds(registry: Registry) -> bool:
+async def _finds_nothing(registry: Registry) -> bool:
     try:
-        return bool(await find(registry))
-    except Exception:  # noqa: BLE001  # etcd is coming back
+        return not await find(registry)
+    except grpc.aio.AioRpcError:
+        # etcd is coming back.
         return False
 
 
@@ -190,7 +195,7 @@ async def found_key(registry: Registry, key: str) -> None:
 async def _claims(agent: AgentNode, set_id: str) -> bool:
     try:
         await agent.claim(set_id, request_id=str(uuid.uuid4()))
-    except Exception:  # noqa: BLE001  # still fenced
+    except BackhaulError:
         return False
     return True
 
