@@ -24,7 +24,7 @@ from backhaul_local.interrupts import raise_on_signals
 from backhaul_local.processes import ProcessSpec, Supervisor
 
 raise_on_signals()
-with Supervisor(Path(sys.argv[1])) as supervisor:
+with Supervisor(Path(sys.argv[1]), grace_s=1) as supervisor:
     for number in range(3):
         command = ["sh", "-c", "trap '' TERM; sleep 600.$0 & wait; sleep 600.$0", sys.argv[2]]
         supervisor.start(ProcessSpec(name=f"child-{number}", command=command))
@@ -121,7 +121,7 @@ def test_a_frozen_process_can_be_stopped_in_good_order(supervisor: Supervisor) -
     wait_for(lambda: "up" in process.log_tail())
     process.freeze()
 
-    supervisor.stop([process])
+    supervisor.stop([process], grace_s=10)
 
     assert process.exit_code == 3
 

@@ -96,10 +96,12 @@ class Supervisor:
     """Starts processes and ends them all on exit.
 
     A guardian process kills whatever still runs if the launcher dies without getting there, SIGKILL included.
+    ``grace_s``: what processes get on exit, in seconds, to end in good order.
     """
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, *, grace_s: float = 10) -> None:
         self._logs = logs
+        self._grace_s = grace_s
         self._processes: dict[str, Process] = {}
         self._pipe = -1
         self._guardian: subprocess.Popen[bytes] | None = None
@@ -119,7 +121,7 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.stop([*reversed(self._processes.values())])
+            self.stop([*reversed(self._processes.values())], self._grace_s)
         finally:
             os.close(self._pipe)
             if self._guardian is not None:
@@ -163,7 +165,7 @@ class Supervisor:
         """Kills a process with SIGKILL and waits until it is gone."""
         self.stop([self._processes[name]], grace_s=0)
 
-    def stop(self, processes: Sequence[Process], grace_s: float = 10) -> None:
+    def stop(self, processes: Sequence[Process], grace_s: float) -> None:
         """Ends processes: SIGTERM to all, SIGKILL to those that are still there after ``grace_s`` seconds."""
         deadline = time.monotonic() + grace_s
         try:
