@@ -21,7 +21,9 @@ from backhaul_node_agent.core.node import Readiness, ServerFacts, SideChannelFac
 from backhaul_node_agent.core.owner import Owner
 from backhaul_node_agent.engine_probe import EngineProbe, SideChannel
 from backhaul_node_agent.nixl_notifier import EngineAddress, NixlNotifier, open_nixl
-from backhaul_node_agent.registry_client import NodeSession, Publishers, Registries
+from backhaul_node_agent.node_session import NodeSession
+from backhaul_node_agent.publishers import Publishers
+from backhaul_node_agent.registries import Registries
 from backhaul_node_agent.service import SERVICE_NAME, BlockSetServicer
 
 _log = structlog.get_logger(__name__)

@@ -14,7 +14,6 @@ import itertools
 import os
 import socket
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -35,8 +34,6 @@ _SILENCE_S = 5.0
 _MESSAGES_PER_TURN = 64
 """A long replay lets claims through after so many messages."""
 _MAX_UNANSWERED = 16
-
-Hear = Callable[[ev.Event], None]
 
 
 class ProtocolError(Exception):
@@ -91,7 +88,7 @@ class ConnectorServer:
             if _inode(self._path) == self._inode:
                 self._path.unlink(missing_ok=True)
 
-    async def run(self, hear: Hear) -> None:
+    async def run(self, hear: ev.Hear) -> None:
         """Serves until cancelled, which closes all connections."""
         assert self._sock is not None
         async with asyncio.TaskGroup() as group:
@@ -135,7 +132,7 @@ class ConnectorServer:
         _log.warning("another agent has taken the connector socket", path=str(self._path))
         await asyncio.Event().wait()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hear: Hear) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hear: ev.Hear) -> None:
         # A claim waits until its notice is in the socket: nothing may linger in the buffer unnoticed.
         writer.transport.set_write_buffer_limits(high=0)
         try:
@@ -165,7 +162,7 @@ class ConnectorServer:
             )
         return hello
 
-    async def _attend(self, connection: _Connection, reader: asyncio.StreamReader, hear: Hear) -> None:
+    async def _attend(self, connection: _Connection, reader: asyncio.StreamReader, hear: ev.Hear) -> None:
         engine_id = connection.hello.engine_id
         older = self._connections.pop(engine_id, None)
         if older is not None:
@@ -196,14 +193,14 @@ class ConnectorServer:
             connection.write(wire.Ping(token=now))
             await self._clock.sleep(_PING_S)
 
-    async def _listen_to(self, connection: _Connection, reader: asyncio.StreamReader, hear: Hear) -> None:
+    async def _listen_to(self, connection: _Connection, reader: asyncio.StreamReader, hear: ev.Hear) -> None:
         for count in itertools.count(1):
             message = wire.decode_from_connector(await _line(reader))
             self._handle(connection, message, hear)
             if count % _MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)
 
-    def _handle(self, connection: _Connection, message: wire.FromConnector, hear: Hear) -> None:
+    def _handle(self, connection: _Connection, message: wire.FromConnector, hear: ev.Hear) -> None:
         number, engine_id = connection.number, connection.hello.engine_id
         match message:
             case wire.Hello():
@@ -226,7 +223,7 @@ class ConnectorServer:
             case wire.Pong():
                 self._hear_pong(connection, message, hear)
 
-    def _hear_retained(self, connection: _Connection, message: wire.Retained, hear: Hear) -> None:
+    def _hear_retained(self, connection: _Connection, message: wire.Retained, hear: ev.Hear) -> None:
         report = message.set
         try:
             block_set = convert.block_set(report)
@@ -245,7 +242,7 @@ class ConnectorServer:
             )
         )
 
-    def _hear_pong(self, connection: _Connection, pong: wire.Pong, hear: Hear) -> None:
+    def _hear_pong(self, connection: _Connection, pong: wire.Pong, hear: ev.Hear) -> None:
         if pong.token not in connection.pings:
             raise ProtocolError("an answer to a ping that was not sent")
         del connection.pings[pong.token]

@@ -3,7 +3,7 @@
 Events from a connector carry the number of their connection: what an older connection still has to say is void.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from backhaul_node_agent.core.block_set import BlockSet, EngineFacts
@@ -159,6 +159,9 @@ Event = (
     | DrainAsked
     | TimePassed
 )
+
+Hear = Callable[[Event], None]
+"""Where an adapter tells what happened."""
 
 
 @dataclass(frozen=True, slots=True)

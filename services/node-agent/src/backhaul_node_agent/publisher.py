@@ -1,0 +1,215 @@
+"""The pointers of one engine: a `PublishBlockSets` stream that reconnects for ever; every wait has a limit."""
+
+import asyncio
+import contextlib
+import itertools
+import math
+
+import grpc
+import structlog
+
+from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
+from backhaul_common.clock import Clock
+from backhaul_common.errors import BackhaulError, UnavailableError
+from backhaul_common.grpc_client import to_error
+from backhaul_node_agent import convert
+from backhaul_node_agent.core import events as ev
+from backhaul_node_agent.core.block_set import BlockSet
+from backhaul_node_agent.registries import Registries, end_of, pauses_between_attempts
+
+_log = structlog.get_logger(__name__)
+
+_ANSWER_S = 2.0
+
+PublishCall = grpc.aio.StreamStreamCall[registry_pb2.PublishBlockSetsRequest, registry_pb2.PublishBlockSetsResponse]
+
+
+class Publisher:
+    """Publishes the pointers of one engine incarnation while the node is joined.
+
+    Keeps what should be published; each new stream starts with all of it.
+    """
+
+    MAX_IN_FLIGHT = 4
+    """Batches sent but not acknowledged; when they are all out, changes wait and are merged by set."""
+    MAX_POINTERS = 500
+    """Pointers to write or remove in one batch, give or take one set's."""
+    MAX_REMOVALS = 10_000
+    """Removals kept for the next stream; beyond, the oldest are left to the lease of the stream that wrote them."""
+
+    def __init__(
+        self, *, registries: Registries, node_id: str, engine_id: str, clock: Clock, joined: asyncio.Event
+    ) -> None:
+        self._registries = registries
+        self._node_id = node_id
+        self._engine_id = engine_id
+        self._clock = clock
+        self._joined = joined
+        self._wanted: dict[str, list[registry_pb2.BlockSetPointer]] = {}
+        self._removals: dict[str, list[registry_pb2.BlockSetPointer]] = {}
+        # Sets to send, oldest first; dicts keep the order and merge changes of one set.
+        self._dirty: dict[str, None] = {}
+        self._in_flight: dict[int, tuple[float, list[str]]] = {}
+        self._nonces = itertools.count(1)
+        self._work = asyncio.Event()
+        self._closing = False
+
+    def publish(self, block_set: BlockSet) -> None:
+        """Wants a set's pointers written."""
+        self._wanted[block_set.set_id] = convert.pointers(block_set, node_id=self._node_id, engine_id=self._engine_id)
+        self._removals.pop(block_set.set_id, None)
+        self._touch(block_set.set_id)
+
+    def unpublish(self, block_set: BlockSet) -> None:
+        """Wants a set's pointers removed."""
+        self._wanted.pop(block_set.set_id, None)
+        self._removals[block_set.set_id] = convert.pointers(block_set, node_id=self._node_id, engine_id=self._engine_id)
+        if len(self._removals) > self.MAX_REMOVALS:
+            oldest = next(iter(self._removals))
+            del self._removals[oldest]
+            self._dirty.pop(oldest, None)
+        self._touch(block_set.set_id)
+
+    def close(self) -> None:
+        """Ends the pointers and then `run`: the engine is gone."""
+        self._closing = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Looks at once whether there is something to do."""
+        self._work.set()
+
+    async def run(self, hear: ev.Hear) -> None:
+        """Publishes until closed or cancelled."""
+        pauses = pauses_between_attempts()
+        while not await self._closed_before_joined():
+            channel = self._registries.channel
+            call: PublishCall = registry_pb2_grpc.IndexServiceStub(channel).PublishBlockSets()
+            try:
+                await self._open(call)
+                pauses = pauses_between_attempts()
+                await self._stay_open(call, hear)
+            except* BackhaulError as group:
+                _log.warning("publishing interrupted", engine=self._engine_id, error=str(group.exceptions[0]))
+                self._registries.give_up(channel)
+            except* Exception as group:  # noqa: BLE001  # one engine's pointers must not end the agent
+                _log.error("publishing failed", engine=self._engine_id, exc_info=group)
+            finally:
+                call.cancel()
+                hear(ev.PublisherDown(self._engine_id))
+            if not self._closing:
+                await self._clock.sleep(next(pauses))
+
+    async def _closed_before_joined(self) -> bool:
+        while not self._joined.is_set() and not self._closing:
+            waits = [asyncio.ensure_future(self._joined.wait()), asyncio.ensure_future(self._work.wait())]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+            if not self._closing:
+                self._work.clear()
+        return self._closing
+
+    async def _open(self, call: PublishCall) -> None:
+        first = registry_pb2.PublishBlockSetsRequest()
+        first.open.node_id, first.open.engine_id = self._node_id, self._engine_id
+        await _write(call, first)
+        answer = await _read(call, _ANSWER_S)
+        if answer is None or answer.WhichOneof("step") != "opened":
+            raise UnavailableError("REGISTRY_CONFUSED", "the registry did not confirm the stream")
+
+    async def _stay_open(self, call: PublishCall, hear: ev.Hear) -> None:
+        self._in_flight.clear()
+        self._nonces = itertools.count(1)
+        self._dirty = dict.fromkeys([*self._removals, *self._wanted])
+        self._work.set()
+        hear(ev.PublisherUp(self._engine_id))
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(self._read_acknowledgements(call, hear))
+            await self._write_batches(call)
+            # Half-closed, the registry ends the pointers and then the stream. Cancelling the reader would break it.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ANSWER_S):
+                    await call.done_writing()
+                    await asyncio.wait([reading])
+            reading.cancel()
+
+    async def _write_batches(self, call: PublishCall) -> None:
+        """Sends what is dirty, until closed or no longer joined."""
+        while not self._closing and self._joined.is_set():
+            if self._dirty and len(self._in_flight) < self.MAX_IN_FLIGHT:
+                nonce = next(self._nonces)
+                request, set_ids = self._next_batch(nonce)
+                self._in_flight[nonce] = (self._clock.monotonic(), set_ids)
+                await _write(call, request)
+                continue
+            self._work.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ANSWER_S):
+                    await self._work.wait()
+            oldest = min((sent for sent, _ in self._in_flight.values()), default=math.inf)
+            if self._clock.monotonic() - oldest > _ANSWER_S:
+                raise UnavailableError("REGISTRY_SILENT", "the registry does not acknowledge")
+
+    def _next_batch(self, nonce: int) -> tuple[registry_pb2.PublishBlockSetsRequest, list[str]]:
+        request = registry_pb2.PublishBlockSetsRequest()
+        request.batch.nonce = nonce
+        set_ids: list[str] = []
+        count = 0
+        while self._dirty and count < self.MAX_POINTERS:
+            set_id = next(iter(self._dirty))
+            del self._dirty[set_id]
+            set_ids.append(set_id)
+            upserts, removals = self._wanted.get(set_id, []), self._removals.get(set_id, [])
+            request.batch.upserts.extend(upserts)
+            request.batch.removals.extend(removals)
+            count += len(upserts) + len(removals)
+        return request, set_ids
+
+    async def _read_acknowledgements(self, call: PublishCall, hear: ev.Hear) -> None:
+        """Reads until the registry ends a half-closed stream. Raises BackhaulError when it ends another one."""
+        while (answer := await _read(call, None)) is not None:
+            _, set_ids = self._in_flight.pop(answer.acknowledged.nonce, (0.0, []))
+            pending = {set_id for _, later in self._in_flight.values() for set_id in later} | self._dirty.keys()
+            removed = [set_id for set_id in set_ids if set_id in self._removals and set_id not in pending]
+            for set_id in removed:
+                del self._removals[set_id]
+            if removed:
+                hear(ev.PointersRemoved(self._engine_id, removed))
+            self._work.set()
+        if not self._closing and self._joined.is_set():
+            raise UnavailableError("STREAM_ENDED", "the registry ended the stream")
+
+    def _touch(self, set_id: str) -> None:
+        self._dirty[set_id] = None
+        self.wake()
+
+
+async def _write(call: PublishCall, request: registry_pb2.PublishBlockSetsRequest) -> None:
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            await call.write(request)
+    except grpc.aio.AioRpcError as error:
+        raise to_error(error) from error
+    except asyncio.InvalidStateError as error:
+        raise await end_of(call) from error
+    except TimeoutError as error:
+        raise UnavailableError("REGISTRY_SILENT", "the registry takes nothing") from error
+
+
+async def _read(call: PublishCall, timeout_s: float | None) -> registry_pb2.PublishBlockSetsResponse | None:
+    """Returns the next message, None at the end of a stream that ended well. Raises BackhaulError for others."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            answer = await call.read()
+            if isinstance(answer, registry_pb2.PublishBlockSetsResponse):
+                return answer
+            if await call.code() is grpc.StatusCode.OK:
+                return None
+            raise await end_of(call)
+    except grpc.aio.AioRpcError as error:
+        raise to_error(error) from error
+    except TimeoutError as error:
+        raise UnavailableError("REGISTRY_SILENT", "the registry does not answer") from error
