@@ -16,6 +16,7 @@ from tests.mutants.mutant import Mutant
 ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 60
 _ALL_PASSED, _SOME_FAILED = 0, 1
+_NOT_RUNNING = ("NameError", "SyntaxError", "ImportError")
 
 
 def all_mutants() -> list[Mutant]:
@@ -57,6 +58,9 @@ def _passing(tests: tuple[str, ...], folder: Path) -> list[str]:
     # A test with parameters is killed when one of its cases is.
     passed = [line.removeprefix("PASSED ") for line in done.stdout.splitlines() if line.startswith("PASSED ")]
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+    # Code that cannot run shows nothing.
+    if broken := [line for line in failed if any(f" - {error}" in line for error in _NOT_RUNNING)]:
+        return broken
     return [test for test in tests if any(p.startswith(test) for p in passed) and not any(test in f for f in failed)]
 
 

@@ -3,7 +3,8 @@
 from tests.mutants.mutant import Mutant
 
 _CORE = "services/node-agent/src/backhaul_node_agent/core"
-_OWNER, _LIFE, _BOOK, _CLOCK = (f"{_CORE}/{name}.py" for name in ("owner", "life", "claim_book", "engine_clock"))
+_LIFE, _BOOK, _CLOCK = (f"{_CORE}/{name}.py" for name in ("life", "claim_book", "engine_clock"))
+_OWNER, _GRANTING, _REPLAY, _RELEASING = (f"{_CORE}/{name}.py" for name in ("owner", "granting", "replay", "releasing"))
 _TESTS = "tests/unit/node_agent"
 
 
@@ -34,16 +35,16 @@ MUTANTS = (
     ),
     Mutant(
         "report-resets-claim",
-        _OWNER,
-        "        if known is not None:\n            return self._step",
-        "        if known is None and False:\n            return self._step",
+        _REPLAY,
+        "        if known is not None:\n            return self._held.step",
+        "        if known is None and False:\n            return self._held.step",
         _owner("test_a_set_reported_twice_keeps_its_claim"),
     ),
     Mutant(
         "ignore-lease",
-        _OWNER,
-        "        if now >= self._valid_until:\n            return Refusal",
-        "        if self._joined_at is None:\n            return Refusal",
+        _GRANTING,
+        "        if now >= self._held.valid_until:\n            return Refusal",
+        "        if self._held.joined_at is None:\n            return Refusal",
         _owner(
             "test_nothing_is_granted_from_the_moment_the_lease_may_have_ended",
             "test_nothing_is_granted_after_the_lease_was_lost",
@@ -52,7 +53,7 @@ MUTANTS = (
     ),
     Mutant(
         "ignore-connection",
-        _OWNER,
+        _GRANTING,
         "        if not engine.connected or not engine.clock.trusted:",
         "        if not engine.clock.trusted:",
         _owner(
@@ -69,30 +70,30 @@ MUTANTS = (
     ),
     Mutant(
         "no-fence",
-        _OWNER,
+        _REPLAY,
         "if event.replayed and engine.foreign:",
         "if event.replayed and False:",
         _owner("test_sets_found_after_a_restart_are_neither_granted_nor_released_until_the_fence_is_over"),
     ),
     Mutant(
         "fence-from-connection-only",
-        _OWNER,
-        "start = max(self._joined_at, engine.fenced_from)",
+        _REPLAY,
+        "start = max(self._held.joined_at, engine.fenced_from)",
         "start = engine.fenced_from",
         _owner("test_the_fence_counts_from_the_later_of_join_and_connection"),
     ),
     Mutant(
         "fence-forgets-cut-replay",
-        _OWNER,
+        _REPLAY,
         "engine.foreign = engine.foreign or event.last_session != self._session",
         "engine.foreign = event.last_session != self._session",
         _owner("test_a_replay_that_was_cut_does_not_open_the_fence"),
     ),
     Mutant(
         "fence-without-claim-ttl",
-        _OWNER,
-        "return now >= start + self._limits.claim_ttl_s + self._limits.margin_s",
-        "return now >= start + self._limits.margin_s",
+        _REPLAY,
+        "return now >= start + self._held.limits.claim_ttl_s + self._held.limits.margin_s",
+        "return now >= start + self._held.limits.margin_s",
         _owner("test_sets_found_after_a_restart_are_neither_granted_nor_released_until_the_fence_is_over"),
     ),
     Mutant(
@@ -104,9 +105,9 @@ MUTANTS = (
     ),
     Mutant(
         "found-keeps-state",
-        _OWNER,
-        "            return lf.Found(event.granted, event.deadline)\n",
-        "            return lf.Seen(event.granted, event.deadline)\n",
+        _REPLAY,
+        "        return lf.Found(event.granted, event.deadline)\n",
+        "        return lf.Seen(event.granted, event.deadline)\n",
         _owner("test_an_engine_that_went_to_another_agent_and_came_back_is_fenced"),
     ),
     Mutant(
@@ -132,11 +133,12 @@ MUTANTS = (
     ),
     Mutant(
         "trust-sent-renewals",
-        _OWNER,
+        _RELEASING,
         "        return [set_id for ids in by_engine.values() for set_id in ids], unknown, effects",
+        "        from dataclasses import replace\n"
         "        for ids in by_engine.values():\n"
         "            for set_id in ids:\n"
-        "                holder = self._holder_of(set_id)\n"
+        "                holder = self._held.holder_of(set_id)\n"
         "                assert holder is not None\n"
         "                known = holder.lives[set_id]\n"
         "                holder.lives[set_id] = replace(known, deadline=known.deadline + holder.facts.ttl_s)\n"
@@ -180,21 +182,21 @@ MUTANTS = (
     ),
     Mutant(
         "keep-old-incarnation",
-        _OWNER,
-        "                effects += self._forget(other.facts.engine_id)\n",
+        _REPLAY,
+        "                effects += self._held.forget(other.facts.engine_id)\n",
         "                pass\n",
         _owner("test_a_new_incarnation_ends_all_sets_pointers_and_claims_of_the_one_before"),
     ),
     Mutant(
         "ignore-weights",
-        _OWNER,
+        _GRANTING,
         "if not request.weights_digest or request.weights_digest != engine.facts.weights_digest:",
         "if request.weights_digest != engine.facts.weights_digest:",
         _owner("test_engines_without_equal_known_weights_never_exchange"),
     ),
     Mutant(
         "ignore-scope",
-        _OWNER,
+        _GRANTING,
         "if life is None or life.block_set.scope != request.scope:",
         "if life is None:",
         _owner("test_another_scope_sees_nothing"),
@@ -208,11 +210,11 @@ MUTANTS = (
     ),
     Mutant(
         "touch-foreign",
-        _OWNER,
+        _RELEASING,
         "                unknown.append(set_id)\n            else:\n                by_engine",
         "                unknown.append(set_id)\n"
-        "            if engine is None and self._engines:\n"
-        "                by_engine.setdefault(next(iter(self._engines)), []).append(set_id)\n"
+        "            if engine is None and self._held.engines:\n"
+        "                by_engine.setdefault(next(iter(self._held.engines)), []).append(set_id)\n"
         "            elif engine is not None:\n"
         "                by_engine",
         _owner("test_ids_that_were_never_reported_are_never_touched"),
@@ -226,8 +228,8 @@ MUTANTS = (
     ),
     Mutant(
         "grant-while-draining",
-        _OWNER,
-        "        if self._draining:\n            return Refusal",
+        _GRANTING,
+        "        if self._held.draining:\n            return Refusal",
         "        if False:\n            return Refusal",
         _owner("test_a_draining_node_grants_nothing_and_releases_what_is_not_claimed"),
     ),

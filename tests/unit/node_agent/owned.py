@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.block_set import BlockSet, EngineFacts
+from backhaul_node_agent.core.granting import ClaimRequest, Grant, Refusal
 from backhaul_node_agent.core.life import Limits, State
-from backhaul_node_agent.core.owner import ClaimRequest, Grant, Owner, Refusal, ReleaseOutcome
+from backhaul_node_agent.core.owner import Owner
+from backhaul_node_agent.core.releasing import ReleaseOutcome
 
 OFFSET = 5000.0
 """How far engines' clocks are ahead of the agent's."""

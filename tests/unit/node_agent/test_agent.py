@@ -10,8 +10,9 @@ from backhaul_connector import wire
 from backhaul_node_agent.agent import Agent
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.block_set import BlockSet
+from backhaul_node_agent.core.granting import ClaimRequest
 from backhaul_node_agent.core.life import State
-from backhaul_node_agent.core.owner import ClaimRequest, Owner
+from backhaul_node_agent.core.owner import Owner
 from tests.unit.node_agent.owned import LIMITS, OFFSET, block_set, facts
 
 REQUEST = ClaimRequest("request-1", "set-1", "engine-1", "scope-1", "weights")

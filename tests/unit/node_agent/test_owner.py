@@ -4,8 +4,8 @@ import pytest
 
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.claim_book import MAX_RETURNED, ClaimBook
+from backhaul_node_agent.core.granting import ClaimRequest, Refusal
 from backhaul_node_agent.core.life import State
-from backhaul_node_agent.core.owner import ClaimRequest, Refusal
 from tests.unit.node_agent.owned import LIMITS, OFFSET, OwnerTable, facts, standing
 
 FENCE_S = LIMITS.claim_ttl_s + LIMITS.margin_s

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from backhaul_node_agent.core import events as ev
+from backhaul_node_agent.core.granting import ClaimRequest, Grant, Refusal
 from backhaul_node_agent.core.life import Limits
-from backhaul_node_agent.core.owner import ClaimRequest, Grant, Owner, Refusal
+from backhaul_node_agent.core.owner import Owner
 from tests.unit.node_agent.owned import block_set, facts
 
 LIMITS = Limits(claim_ttl_s=30.0, margin_s=2.0)

@@ -16,7 +16,9 @@ from backhaul_common.errors import (
 from backhaul_connector import wire
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.block_set import BlockSet
-from backhaul_node_agent.core.owner import ClaimRequest, Grant, HeldSet, Owner, Refusal, ReleaseOutcome
+from backhaul_node_agent.core.granting import ClaimRequest, Grant, Refusal
+from backhaul_node_agent.core.owner import HeldSet, Owner
+from backhaul_node_agent.core.releasing import ReleaseOutcome
 
 _log = structlog.get_logger(__name__)
 

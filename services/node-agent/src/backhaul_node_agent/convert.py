@@ -9,9 +9,10 @@ from backhaul.agent.v1 import agent_pb2
 from backhaul.registry.v1 import registry_pb2
 from backhaul_connector import wire
 from backhaul_node_agent.core.block_set import BlockSet, EngineFacts
+from backhaul_node_agent.core.granting import ClaimRequest, Grant
 from backhaul_node_agent.core.life import State
 from backhaul_node_agent.core.node import EngineRecord, NodeRecord, Readiness
-from backhaul_node_agent.core.owner import ClaimRequest, Grant, HeldSet
+from backhaul_node_agent.core.owner import HeldSet
 
 MAX_KEYS = 16
 """Lookup keys under which one set is published at most."""

@@ -1,0 +1,114 @@
+"""All engines and block sets of one node, and the one way in which the life of a set goes on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from backhaul_node_agent.core import events as ev
+from backhaul_node_agent.core import life as lf
+from backhaul_node_agent.core.block_set import BlockSet, EngineFacts
+from backhaul_node_agent.core.claim_book import ClaimBook
+from backhaul_node_agent.core.engine_clock import EngineClock
+from backhaul_node_agent.core.life import Action, Instant, Life, Limits
+
+
+@dataclass(slots=True)
+class Engine:
+    """One incarnation. Only the owner's parts change it."""
+
+    facts: EngineFacts
+    lives: dict[str, Life] = field(default_factory=dict)
+    clock: EngineClock = field(default_factory=EngineClock)
+    connection: int | None = None
+    """The current connection; None while the connector is away."""
+    missing: set[str] | None = None
+    """While a replay runs: known sets that it has not named yet."""
+    foreign: bool = True
+    """Whether another agent may have granted what the engine replays next."""
+    fenced_from: float = 0.0
+    """When the last connection began that brought sets of another agent."""
+    publishing: bool = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connector is connected and has replayed all."""
+        return self.connection is not None and self.missing is None
+
+
+class Holdings:
+    """What the parts of the owner share."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.engines: dict[str, Engine] = {}
+        self.claims = ClaimBook(limits.claim_ttl_s)
+        self.valid_until = 0.0
+        """Agent's clock: until then the node's lease is certainly valid."""
+        self.joined_at: float | None = None
+        """Agent's clock: when the lease began; None before the first one."""
+        self.draining = False
+
+    def holder_of(self, set_id: str) -> Engine | None:
+        """Returns the engine that holds a set."""
+        return next((engine for engine in self.engines.values() if set_id in engine.lives), None)
+
+    def forget(self, engine_id: str) -> list[ev.Effect]:
+        """Ends an incarnation with its sets and claims."""
+        engine = self.engines.pop(engine_id, None)
+        if engine is None:
+            return []
+        for life in engine.lives.values():
+            if life.claim is not None:
+                self.claims.drop(life.claim.request_id)
+        return [ev.ForgetEngine(engine_id)]
+
+    def instant(self, engine: Engine, now: float) -> Instant:
+        """Returns now by both clocks, and whether this agent certainly owns the engine."""
+        owner = engine.connected and now < self.valid_until
+        if not engine.clock.trusted:
+            return Instant(now, owner=owner)
+        return Instant(now, engine.clock.earliest(now), engine.clock.latest(now), owner)
+
+    def step_known(self, engine_id: str, set_ids: Sequence[str], event: lf.Event, now: float) -> list[ev.Effect]:
+        """Applies an event to those of the sets that are known."""
+        engine = self.engines.get(engine_id)
+        if engine is None:
+            return []
+        lives = [engine.lives[set_id] for set_id in dict.fromkeys(set_ids) if set_id in engine.lives]
+        return [effect for life in lives for effect in self.step(engine, life, event, now)]
+
+    def step(self, engine: Engine, life: Life, event: lf.Event, now: float) -> list[ev.Effect]:
+        """Applies an event to a set."""
+        outcome = lf.step(life, event, self.instant(engine, now), self.limits)
+        effects = self.take(engine, life.block_set.set_id, life, outcome)
+        after = outcome.life
+        if after is not None and after.pointer is lf.Pointer.REMOVING and not engine.publishing:
+            # Nobody will acknowledge the removal.
+            effects += self.step(engine, after, lf.PointerGone(), now)
+        return effects
+
+    def take(self, engine: Engine, set_id: str, before: Life | None, outcome: lf.Step) -> list[ev.Effect]:
+        """Keeps what a step made of a set; returns what is to be done."""
+        after = outcome.life
+        if before is not None and before.claim is not None and (after is None or after.claim is None):
+            self.claims.drop(before.claim.request_id)
+        if after is None:
+            del engine.lives[set_id]
+        else:
+            engine.lives[set_id] = after
+        block_set = after.block_set if after is not None else before.block_set if before is not None else None
+        assert block_set is not None
+        return [_effect(action, engine.facts.engine_id, block_set) for action in outcome.actions]
+
+
+def _effect(action: Action, engine_id: str, block_set: BlockSet) -> ev.Effect:
+    match action:
+        case Action.PUBLISH:
+            return ev.Publish(engine_id, block_set)
+        case Action.UNPUBLISH:
+            return ev.Unpublish(engine_id, block_set)
+        case Action.TELL_CLAIMED:
+            return ev.TellClaimed(engine_id, block_set.set_id)
+        case Action.TELL_RETURNED:
+            return ev.TellReturned(engine_id, block_set.set_id)
+        case Action.RELEASE:
+            return ev.SendRelease(engine_id, block_set.set_id)
