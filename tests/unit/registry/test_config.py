@@ -25,6 +25,8 @@ def test_flags_reach_the_etcd_client() -> None:
     "argv",
     [
         ("--etcd-endpoints", ""),
+        ("--etcd-endpoints", "http://127.0.0.1:2379"),
+        ("--listen", "127.0.0.1:99999"),
         ("--cluster", "a/b"),
         ("--etcd-cert", "c.pem"),
         ("--etcd-cert", "c.pem", "--etcd-key", "k.pem"),

@@ -8,11 +8,12 @@ import structlog
 import zmq.asyncio
 
 from backhaul.agent.v1 import agent_pb2_grpc
+from backhaul_common.addresses import split_address
 from backhaul_common.clock import Clock, SystemClock
 from backhaul_common.grpc_server import GrpcServer
 from backhaul_node_agent import convert
 from backhaul_node_agent.agent import Agent
-from backhaul_node_agent.config import Config, split_address
+from backhaul_node_agent.config import Config
 from backhaul_node_agent.connector_server import ConnectorServer
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.block_set import EngineFacts

@@ -7,9 +7,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from backhaul_common.config import ServiceConfig, Texts
+from backhaul_common.addresses import Address, Addresses, split_address
+from backhaul_common.config import ServiceConfig
 
-_HOST_PORT = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[^\[\]:/\s]+):([0-9]{1,5})$")
+_EVERYWHERE = ("0.0.0.0", "::")
 _NODE_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 
 
@@ -18,16 +19,16 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
 
     engine_url: str = "http://127.0.0.1:8200"
     """Base URL of the vLLM server beside this agent."""
-    side_channel: str = "127.0.0.1:5601"
+    side_channel: Address = "127.0.0.1:5601"
     """NIXL side channel of the server's first engine, as this agent reaches it; rank n listens n ports higher."""
     role: Literal["prefill", "decode"] = "decode"
     """What the server does."""
-    registry: Texts = ("127.0.0.1:7100",)
+    registry: Addresses = ("127.0.0.1:7100",)
     """Registry addresses; the agent moves to the next one when one fails."""
-    listen: str = "127.0.0.1:7201"
+    listen: Address = "127.0.0.1:7201"
     """Address of this agent's gRPC server."""
     advertise: str = ""
-    """Address under which routers reach this agent; empty: the same as listen."""
+    """Address under which routers reach this agent; empty: the same as listen, which then names one address."""
     node_id: str = ""
     """Stable name of the node; empty: the advertised address."""
     connector_socket: str = ""
@@ -47,21 +48,6 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severity that is logged."""
 
-    @field_validator("side_channel", "listen")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        split_address(value)
-        return value
-
-    @field_validator("registry")
-    @classmethod
-    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not value:
-            raise ValueError("at least one address is needed")
-        for address in value:
-            split_address(address)
-        return value
-
     @field_validator("engine_url")
     @classmethod
     def _url(cls, value: str) -> str:
@@ -71,7 +57,9 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
-        split_address(self.advertised)
+        host, _ = split_address(self.advertised)
+        if host in _EVERYWHERE:
+            raise ValueError(f"advertise is needed: {host} is not an address that routers can reach")
         if not _NODE_ID.match(self.node):
             raise ValueError("node_id must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -")
         if self.lease_margin_s > self.lease_ttl_s / 3:
@@ -92,22 +80,6 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
     def socket_path(self) -> Path:
         """Path of the connector's socket."""
         return Path(self.connector_socket) if self.connector_socket else _runtime_folder() / f"{self.node}.sock"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Splits host:port; the host comes without brackets.
-
-    Raises ValueError for anything else.
-    """
-    match = _HOST_PORT.match(address)
-    if match is None or not 0 <= int(match[2]) <= 65535:
-        raise ValueError(f"must be host:port, IPv6 in brackets: {address!r}")
-    return match[1].strip("[]"), int(match[2])
-
-
-def join_address(host: str, port: int) -> str:
-    """Returns host:port, IPv6 in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _runtime_folder() -> Path:

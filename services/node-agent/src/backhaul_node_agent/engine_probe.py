@@ -14,8 +14,8 @@ import structlog
 import zmq
 import zmq.asyncio
 
+from backhaul_common.addresses import join_address
 from backhaul_common.clock import Clock
-from backhaul_node_agent.config import join_address
 from backhaul_node_agent.core.node import ServerFacts, SideChannelFacts
 
 _log = structlog.get_logger(__name__)

@@ -4,16 +4,17 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, model_validator
 
-from backhaul_common.config import ServiceConfig, Texts
+from backhaul_common.addresses import Address, Addresses
+from backhaul_common.config import ServiceConfig
 from backhaul_common.etcd import EtcdOptions, TlsFiles
 
 
 class Config(ServiceConfig, env_prefix="BACKHAUL_REGISTRY_"):
     """Everything that can be set."""
 
-    listen: str = "127.0.0.1:7100"
+    listen: Address = "127.0.0.1:7100"
     """Address of the gRPC server, host:port."""
-    etcd_endpoints: Texts = Field(default=("127.0.0.1:2379",), min_length=1)
+    etcd_endpoints: Addresses = ("127.0.0.1:2379",)
     """etcd's client addresses, host:port, comma-separated."""
     cluster: str = Field(default="default", pattern=r"^[A-Za-z0-9._:-]{1,128}$")
     """Name under which everything is kept; registries of one cluster share it."""

@@ -4,17 +4,18 @@ from typing import Literal
 
 from pydantic import ByteSize, Field
 
+from backhaul_common.addresses import Address, Addresses
 from backhaul_common.config import ServiceConfig, Texts
 
 
 class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     """Settings of one router. Durations are seconds."""
 
-    listen_http: str = "127.0.0.1:8080"
+    listen_http: Address = "127.0.0.1:8080"
     """host:port of the OpenAI HTTP API (IPv6 in brackets)"""
-    listen_grpc: str = "127.0.0.1:8081"
+    listen_grpc: Address = "127.0.0.1:8081"
     """host:port of the gRPC API"""
-    registry: Texts = Field(min_length=1)
+    registry: Addresses
     """host:port of each registry replica"""
     lookup_budget_s: float = Field(default=0.05, gt=0, le=1)
     """time that a turn may spend on finding and claiming what it can reuse"""
@@ -24,7 +25,7 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     """file with the secret that separates tenants inside engines' caches; needed with tenants, equal on all routers"""
     engine_key_file: str = ""
     """file with the API key that engines want; without it clients' own keys are passed on, unless there are tenants"""
-    body_limit: ByteSize = Field(default=ByteSize(16 * 1024 * 1024), gt=0)
+    body_limit: ByteSize = Field(default=ByteSize(16 * 1024 * 1024), gt=0, le=1024**3)
     """largest request body, such as 16MiB"""
     prefill_fallback: Literal["strict", "decode"] = "decode"
     """without a prefill node: refuse with 503 (strict), or let the decode engine compute the prompt (decode)"""
