@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backhaul_common.errors import InvalidArgumentError
 from backhaul_connector.anchors import Anchors, verified_count
 from backhaul_connector.decode import OpenTurn, label_of
 from backhaul_connector.wire import TurnLabel
+from backhaul_registry.core.rules import check_id
 from tests.fakes.block_sets import IDENTITY, engine_params
 
 LABEL = {"scope": "scope", "keys": ["key-1", "key-2"]}
@@ -52,6 +54,7 @@ def test_other_turns_are_not_ours(params: dict[str, Any] | None) -> None:
         {"scope": "s", "keys": ["\ud800"]},
         {"scope": "\ud800", "keys": ["k"]},
         {"scope": "s", "keys": ["k\n"]},
+        {"scope": "s", "keys": [""]},
         {"scope": "s", "keys": ["k" * 129]},
         {"scope": "s", "keys": ["k"] * 33},
         {"scope": "s", "keys": ["k"], "other": 1},
@@ -60,6 +63,17 @@ def test_other_turns_are_not_ours(params: dict[str, Any] | None) -> None:
 )
 def test_a_label_that_cannot_be_read_has_no_keys(label: object) -> None:
     assert label_of({"backhaul": label}) == UNREADABLE
+
+
+@pytest.mark.parametrize("character", sorted({*map(chr, range(0x20, 0x80)), "\n", "é"}))
+def test_a_label_takes_the_names_that_the_registry_takes(character: str) -> None:
+    try:
+        check_id(character, "key")
+        expected = TurnLabel(scope=character, keys=[character])
+    except InvalidArgumentError:
+        expected = UNREADABLE
+
+    assert label_of({"backhaul": {"scope": character, "keys": [character]}}) == expected
 
 
 @given(prompt_count=st.integers(1, 300), output_count=st.integers(0, 200))

@@ -144,8 +144,8 @@ FromConnector = Hello | Identity | Retained | Replayed | Freed | Deadlines | Pon
 FromAgent = Welcome | Ping | Claimed | Returned
 
 
-_Name = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{1,128}\Z")]
-"""Printable ASCII: what a request brings ends up on the socket, where a lone surrogate could not be encoded."""
+_Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._:-]{1,128}\Z")]
+"""What the registry takes: blocks under a name that it refuses would be retained and never found."""
 
 
 class TurnLabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
