@@ -23,15 +23,16 @@ def _right_and_in_time(chat: Chat, messages: Messages) -> Messages:
     return answered(messages, reply.text)
 
 
-def test_a_killed_decode_agent(chat: Chat, stack: Stack) -> None:
+@pytest.mark.parametrize("name", ["agent-decode-1", "agent-prefill-1"])
+def test_a_killed_agent(chat: Chat, stack: Stack, name: str) -> None:
     messages, _ = conversation(chat)
-    stack.kill("agent-decode-1")
+    stack.kill(name)
 
     messages = _right_and_in_time(chat, messages)
     # The node's record goes with the agent's lease; its engine serves on.
     time.sleep(LEASE_TTL_S + 1)
     messages = _right_and_in_time(chat, messages)
-    stack.restart("agent-decode-1", wait=False)
+    stack.restart(name, wait=False)
     messages = _right_and_in_time(chat, messages)
 
     eventually_warm(chat, within_s=LEASE_TTL_S + CLAIM_TTL_S + 20)

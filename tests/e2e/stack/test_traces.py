@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.stack.chat import Chat
 from tests.e2e.stack.conftest import conversation
-from tests.fakes.otlp_collector import OtlpCollector
+from tests.fakes.otlp_collector import CollectedSpan, OtlpCollector
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
 
@@ -23,7 +23,11 @@ def test_a_warm_turn_is_one_trace_through_every_service_and_both_engines(chat: C
         del chat.http.headers["traceparent"]
     assert reply.route == "warm"
 
-    spans = collector.trace(trace_id, lambda found: {span.service for span in found} >= SERVICES)
+    def complete(found: list[CollectedSpan]) -> bool:
+        known = {parent_id, *(span.span_id for span in found)}
+        return {span.service for span in found} >= SERVICES and {span.parent_id for span in found} <= known
+
+    spans = collector.trace(trace_id, complete)
 
     assert {span.service for span in spans} == SERVICES, spans
     known = {span.span_id: span for span in spans}
