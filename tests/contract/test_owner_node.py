@@ -25,6 +25,11 @@ async def test_an_engine_without_the_connector_joins_and_says_what_is_missing(tm
         assert (engine.block_size, engine.block_count, engine.vllm_version) == (32, 1000, "0.32.0")
 
 
+async def test_a_node_joins_once_its_server_was_asked(tmp_path: Path) -> None:
+    async with owner_node(tmp_path) as node:
+        assert [record.state for record in node.registry.joined] == [registry_pb2.NODE_STATE_READY]
+
+
 async def test_a_node_that_is_not_ready_keeps_its_sets(tmp_path: Path) -> None:
     async with owner_node(tmp_path) as node:
         node.connector.retain()
@@ -143,7 +148,7 @@ async def test_a_lost_lease_is_replaced_by_a_new_one(tmp_path: Path) -> None:
         node.connector.retain()
         await node.published()
         node.registry.lose_lease()
-        await eventually(lambda: node.registry.join_count > 1 and "node-1" in node.registry.nodes)
+        await eventually(lambda: len(node.registry.joined) > 1 and "node-1" in node.registry.nodes)
         await node.published()
         await node.claim()
 

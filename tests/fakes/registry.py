@@ -32,7 +32,8 @@ class FakeRegistry:
         """Engines whose publish stream was half-closed."""
         self.opened_engines: list[str] = []
         self.batches: list[registry_pb2.PublishBlockSetsRequest.Batch] = []
-        self.join_count = 0
+        self.joined: list[registry_pb2.Node] = []
+        """Records that nodes asked to join with."""
         self.keep_alive_count = 0
         self.left_count = 0
         self.taken = False
@@ -114,7 +115,7 @@ class FakeRegistry:
         self._live_lease = 0
 
     def _join(self, join: registry_pb2.JoinNodeRequest.Join) -> float:
-        self.join_count += 1
+        self.joined.append(join.node)
         if self.taken:
             raise AlreadyExistsError("NODE_TAKEN", "another session holds the node")
         if join.lease_id and join.lease_id != self._live_lease:

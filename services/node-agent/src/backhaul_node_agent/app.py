@@ -43,7 +43,7 @@ class App:
         self._session = secrets.token_hex(16)
         self._advertised_host, _ = split_address(config.advertised)
         self._side_host, _ = split_address(config.side_channel)
-        self._server_facts = ServerFacts()
+        self._server_facts: ServerFacts | None = None
         self._side_channels: dict[int, SideChannelFacts] = {}
         self._owner = Owner(
             session=self._session, limits=Limits(claim_ttl_s=config.claim_ttl_s, margin_s=config.margin_s)
@@ -126,7 +126,6 @@ class App:
                 group.create_task(self._tick()),
             ]
             await grpc_server.set_serving(True)
-            self._refresh()
             await stopping.wait()
             await self._wind_down(grpc_server)
             for task in tasks:
@@ -168,6 +167,9 @@ class App:
 
     def _refresh(self) -> None:
         """Gives the directory the node's record as it is now."""
+        if self._server_facts is None:
+            # "Not asked yet" would take a node out of service whose agent has merely restarted.
+            return
         engines = self._owner.engines()
         record = node_record(
             server=self._server_facts,
