@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_connector.anchors import Anchors, verified_count
-from backhaul_connector.decode import OpenTurn, label_of
+from backhaul_connector.decode import OpenTurn, label_of, opened
 from backhaul_connector.wire import TurnLabel
 from backhaul_registry.core.rules import check_id
 from tests.fakes.block_sets import IDENTITY, engine_params
@@ -74,6 +74,25 @@ def test_a_label_takes_the_names_that_the_registry_takes(character: str) -> None
         expected = UNREADABLE
 
     assert label_of({"backhaul": {"scope": character, "keys": [character]}}) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "identity", "extras", "retained"),
+    [
+        pytest.param(["key"], IDENTITY, [], True, id="can be found and proved"),
+        pytest.param([], IDENTITY, [], False, id="no keys"),
+        pytest.param(["key"], None, [], False, id="weights not known"),
+        pytest.param(["key"], IDENTITY, None, False, id="a prompt that cannot be proved"),
+    ],
+)
+def test_a_turn_that_nothing_can_come_back_for_retains_nothing(
+    keys: list[str], identity: bytes | None, extras: list[tuple[int, bytes]] | None, retained: bool
+) -> None:
+    label = TurnLabel(scope="scope", keys=keys)
+
+    turn = opened(label, identity=identity, prompt=[*range(100)], extras=extras, block_size=16)
+
+    assert (turn is not None) is retained
 
 
 @given(prompt_count=st.integers(1, 300), output_count=st.integers(0, 200))

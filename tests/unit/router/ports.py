@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from backhaul_common.errors import BackhaulError
+from backhaul_common.errors import BackhaulError, DeadlineExceededError
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.claims import Claim, Grant
@@ -30,7 +30,7 @@ BUDGET_S = 0.05
 
 
 class FakeClock:
-    """Time that moves only when somebody sleeps."""
+    """Time that moves only when somebody sleeps, or is made to wait."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -44,26 +44,37 @@ class FakeClock:
         self.on_sleep()
         await asyncio.sleep(0)
 
+    def pass_up_to(self, seconds: float, timeout_s: float) -> None:
+        """Lets time pass. Raises DeadlineExceededError when it takes longer than ``timeout_s``."""
+        self.now += min(seconds, timeout_s)
+        if seconds > timeout_s:
+            raise DeadlineExceededError("TIMED_OUT", "no answer in time")
+
 
 class FakeRegistry:
-    """Pointers, or an error."""
+    """Pointers, or an error, after a while."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.takes_s = 0.0
         self.pointers: list[Pointer] = []
         self.failure: BackhaulError | None = None
         self.lookups: list[tuple[str, tuple[str, ...]]] = []
 
     async def find(self, scope: str, keys: Sequence[str], *, timeout_s: float) -> list[Pointer]:
         self.lookups.append((scope, tuple(keys)))
+        self.clock.pass_up_to(self.takes_s, timeout_s)
         if self.failure:
             raise self.failure
         return [pointer for key in keys for pointer in self.pointers if pointer.key == key]
 
 
 class FakeOwner:
-    """Grants everything, or answers with an error."""
+    """Grants everything, or answers with an error, after a while."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.takes_s = 0.0
         self.claims: list[Claim] = []
         self.returned: list[str] = []
         self.failure: BackhaulError | None = None
@@ -71,6 +82,7 @@ class FakeOwner:
 
     async def claim(self, claim: Claim, *, timeout_s: float) -> Grant:
         self.claims.append(claim)
+        self.clock.pass_up_to(self.takes_s, timeout_s)
         if self.failure:
             raise self.failure
         return Grant(claim, self.handle)
@@ -192,8 +204,8 @@ class Bench:
         self, *, nodes: Iterable[Node] | None = None, policy: Policy | None = None, tenants: Tenants | None = None
     ) -> None:
         self.clock = FakeClock()
-        self.registry = FakeRegistry()
-        self.owner = FakeOwner()
+        self.registry = FakeRegistry(self.clock)
+        self.owner = FakeOwner(self.clock)
         self.engines = FakeEngines()
         self.table = NodeTable()
         self.table.replace(ready("p1", "p2", "d1", "d2") if nodes is None else nodes)

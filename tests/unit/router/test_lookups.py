@@ -72,6 +72,23 @@ async def test_an_owner_that_does_not_grant_is_a_miss(failure: BackhaulError, mi
     assert (await bench.chat("a", "b", "c")).served == ("cold", miss)
 
 
+@pytest.mark.parametrize(
+    ("registry_s", "owner_s"),
+    [
+        pytest.param(60.0, 0.0, id="a registry that hangs"),
+        pytest.param(0.0, 60.0, id="an owner that hangs"),
+        pytest.param(BUDGET_S - 0.02, 60.0, id="a slow registry and an owner that hangs"),
+    ],
+)
+async def test_whoever_hangs_costs_no_more_than_the_budget(registry_s: float, owner_s: float) -> None:
+    bench = Bench()
+    bench.publish("a")
+    bench.registry.takes_s, bench.owner.takes_s = registry_s, owner_s
+    before = bench.clock.now
+    assert (await bench.chat("a", "b", "c")).served == ("cold", "lookup_timeout")
+    assert bench.clock.now - before == pytest.approx(BUDGET_S)
+
+
 async def test_a_handle_that_is_no_object_is_given_back() -> None:
     bench = Bench()
     bench.publish("a")

@@ -23,6 +23,20 @@ def label_of(params: Mapping[str, Any] | None) -> TurnLabel | None:
         return TurnLabel(scope="", keys=[])
 
 
+def opened(
+    label: TurnLabel,
+    *,
+    identity: bytes | None,
+    prompt: Sequence[int],
+    extras: Sequence[tuple[int, bytes]] | None,
+    block_size: int,
+) -> "OpenTurn | None":
+    """Opens a turn; None when its blocks are to be freed at once: they could not be found again, or not be proved."""
+    if not label.keys or identity is None or extras is None:
+        return None
+    return OpenTurn(label, identity=identity, prompt=prompt, extras=extras, block_size=block_size)
+
+
 class OpenTurn:
     """A labelled turn while it runs. The prompt is digested when it arrives, the output when it ends."""
 

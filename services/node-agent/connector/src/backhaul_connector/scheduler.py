@@ -180,17 +180,15 @@ class SchedulerSide:
         return ""
 
     def _admit_decode(self, request: "Request", label: wire.TurnLabel) -> None:
-        extras = engine.extras_of(request)
-        identity = self._identity(request, label.scope)
-        if not label.keys or extras is None or identity is None:
-            return
-        self._turns[request.request_id] = decode.OpenTurn(
+        turn = decode.opened(
             label,
-            identity=identity,
+            identity=self._identity(request, label.scope),
             prompt=request.prompt_token_ids or (),
-            extras=extras,
+            extras=engine.extras_of(request),
             block_size=self._block_size,
         )
+        if turn is not None:
+            self._turns[request.request_id] = turn
 
     def _identity(self, request: "Request", scope: str) -> bytes | None:
         weights = self._digests.get(_MODEL)
