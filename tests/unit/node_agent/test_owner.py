@@ -4,7 +4,7 @@ import pytest
 
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.claim_book import MAX_RETURNED, ClaimBook
-from backhaul_node_agent.core.granting import ClaimRequest, Refusal
+from backhaul_node_agent.core.granting import ClaimRequest, Grant, Refusal
 from backhaul_node_agent.core.life import State
 from tests.unit.node_agent.owned import LIMITS, OFFSET, OwnerTable, facts, standing
 
@@ -96,6 +96,19 @@ def test_a_grant_is_not_answered_when_the_lease_ends_meanwhile() -> None:
     refusal = table.owner.confirm(request, table.now)
     assert refusal is not None
     assert refusal.reason == "LEASE_INVALID"
+
+
+def test_a_repeated_claim_that_fails_does_not_take_back_the_answered_one() -> None:
+    table = standing()
+    table.report()
+    table.granted(request_id="request-1")
+    repeat = ClaimRequest("request-1", "set-1", "engine-1", "scope-1", "weights")
+    assert isinstance(table.owner.claim(repeat, table.now)[0], Grant)
+
+    # The second call's caller has gone before it was answered; the first one's may be reading.
+    table.effects += table.owner.abandon("request-1", table.now)
+
+    assert table.refused(request_id="request-2") == "SET_CLAIMED"
 
 
 def test_nothing_is_granted_while_the_connector_is_away() -> None:
@@ -453,6 +466,20 @@ def test_a_held_set_is_not_released_by_itself() -> None:
     table.passes(400, step_s=5)
     assert table.state() is State.HELD
     assert table.releases() == 0
+
+
+def test_the_pointer_of_a_set_that_is_granted_is_removed() -> None:
+    table = standing()
+    table.report()
+    table.granted()
+    assert ev.Unpublish("engine-1", block_set()) in table.effects
+
+
+def test_the_pointer_of_a_set_that_is_gone_is_removed() -> None:
+    table = standing()
+    table.report()
+    table.free("set-1")
+    assert ev.Unpublish("engine-1", block_set()) in table.effects
 
 
 # --- engines

@@ -22,6 +22,8 @@ class ClaimBook:
     ttl_s: float
     """How long a returned id is remembered."""
     _live: dict[str, SetName] = field(default_factory=dict)
+    _answered: set[str] = field(default_factory=set)
+    """Live ids of which a router has been told."""
     # Insertion order is order of expiry, since every id is kept equally long.
     _returned: dict[str, float] = field(default_factory=dict)
 
@@ -36,6 +38,15 @@ class ClaimBook:
     def drop(self, request_id: str) -> None:
         """Notes the end of a grant."""
         self._live.pop(request_id, None)
+        self._answered.discard(request_id)
+
+    def mark_answered(self, request_id: str) -> None:
+        """Notes that the router is told of its grant."""
+        self._answered.add(request_id)
+
+    def answered(self, request_id: str) -> bool:
+        """Tells whether the router was told of its grant, on whichever call."""
+        return request_id in self._answered
 
     def mark_returned(self, request_id: str, now: float) -> None:
         """Remembers a return, whether or not its claim has come yet."""

@@ -78,21 +78,27 @@ class Granting:
         return self._grant_of(name, now), effects
 
     def confirm(self, request: ClaimRequest, now: float) -> Refusal | None:
-        """Tells whether a grant may be answered now: None, or why not."""
+        """Tells whether a grant may be answered now: None, and it counts as answered, or why not."""
         if self._held.claims.holder(request.request_id) != SetName(request.engine_id, request.set_id):
             return Refusal("CLAIM_RETURNED", "the claim was taken back meanwhile")
-        return self._may_not_grant(request, now)
+        refusal = self._may_not_grant(request, now)
+        if refusal is None:
+            self._held.claims.mark_answered(request.request_id)
+        return refusal
 
     def abandon(self, request_id: str, now: float) -> list[ev.Effect]:
-        """Takes back a grant that was never answered."""
-        name = self._held.claims.holder(request_id)
-        return [] if name is None else self._held.step_known(name.engine_id, [name.set_id], lf.ClaimReturned(), now)
+        """Takes back a grant that was never answered; one that another call with the same id answered stays."""
+        return [] if self._held.claims.answered(request_id) else self._take_back(request_id, now)
 
     def give_back(self, request_id: str, now: float) -> list[ev.Effect]:
         """Takes back a claim that its router returned, and remembers the return."""
-        effects = self.abandon(request_id, now)
+        effects = self._take_back(request_id, now)
         self._held.claims.mark_returned(request_id, now)
         return effects
+
+    def _take_back(self, request_id: str, now: float) -> list[ev.Effect]:
+        name = self._held.claims.holder(request_id)
+        return [] if name is None else self._held.step_known(name.engine_id, [name.set_id], lf.ClaimReturned(), now)
 
     def _may_not_grant(self, request: ClaimRequest, now: float) -> Refusal | None:
         if self._held.draining:
