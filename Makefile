@@ -19,7 +19,7 @@ endif
 PROTOS := $(patsubst proto/%,%,$(wildcard proto/backhaul/*/v1/*.proto))
 PROTOC = cd proto && PATH="$(abspath $(BIN)):$$PATH" "$(abspath $(BIN))/python" -m grpc_tools.protoc -I. \
 	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
-PRIVATE := /(opt/bh|work/(main|shared)|root)/|(py)pi[.]org|(python)hosted[.]org|(py)torch[.]org|(npm)js[.]org
+PRIVATE := /(home|root|Users)/[a-z]|(py)pi[.]org|(python)hosted[.]org|(py)torch[.]org|(npm)js[.]org
 
 .PHONY: help
 help: ## Prints this list
