@@ -39,7 +39,7 @@ install: ## Makes both environments, .venv and .venv-engine, unless they are up 
 	@PYTHONPATH=deploy/local/src $(PYTHON) -B -m backhaul_local.install .
 
 .PHONY: test
-test: $(ENVIRONMENTS) ## Runs all tests: unit, contract, integration with etcd, end to end on real engines
+test: $(ENVIRONMENTS) ## Runs all tests: unit, contract, integration with etcd, end to end on real engines, mutants
 	@$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: check

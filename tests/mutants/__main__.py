@@ -1,5 +1,6 @@
 """Runs the mutants: each must make each of its tests fail."""
 
+import argparse
 import importlib
 import os
 import pkgutil
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,9 +16,15 @@ import tests.mutants
 from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).parents[2]
-_TIMEOUT_S = 60
+_TEST_TIMEOUT_S = 15
+"""A mutant may hang; its tests take a second or two."""
+_RUN_TIMEOUT_S = 60
+_ENGINES_TIMEOUT_S = 900
 _ALL_PASSED, _SOME_FAILED = 0, 1
 _NOT_RUNNING = ("NameError", "SyntaxError", "ImportError")
+_OPTIONS = ("-q", "-rf", "--no-header", "--tb=no", "-p", "no:cacheprovider")
+# Without what most of the tests do not need, most of a run's second goes.
+_LEAN = ("--timeout", str(_TEST_TIMEOUT_S), "-p", "no:hypothesispytest", "-p", "no:anyio")
 
 
 def all_mutants() -> list[Mutant]:
@@ -27,7 +35,7 @@ def all_mutants() -> list[Mutant]:
 
 
 def survivors(mutant: Mutant) -> list[str]:
-    """Returns the tests that pass although the code is wrong; or why the mutant cannot be applied."""
+    """Returns the tests that do not fail although the code is wrong; or why the mutant shows nothing."""
     text = (ROOT / mutant.module).read_text()
     if text.count(mutant.old) != 1:
         return [f"its text stands {text.count(mutant.old)} times in {mutant.module}"]
@@ -36,39 +44,47 @@ def survivors(mutant: Mutant) -> list[str]:
         shutil.copytree(source, Path(folder) / "src", ignore=shutil.ignore_patterns("__pycache__"))
         changed = Path(folder) / "src" / (ROOT / mutant.module).relative_to(source)
         changed.write_text(text.replace(mutant.old, mutant.new))
-        return _passing(mutant.tests, Path(folder))
+        return _not_failing(mutant, Path(folder))
 
 
 def _source_folder(module: Path) -> Path:
     return next(parent for parent in module.parents if parent.name == "src")
 
 
-def _passing(tests: tuple[str, ...], folder: Path) -> list[str]:
-    # The mutated package comes before the installed one.
+def _not_failing(mutant: Mutant, folder: Path) -> list[str]:
+    # The mutated package comes before the installed one, in engines that the tests start, too.
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
-    # Without what these tests do not need, most of a run's second goes.
-    lean = ["--noconftest", "-p", "no:hypothesispytest", "-p", "no:anyio", "-p", "no:cacheprovider"]
-    options = ["-q", "-rpf", "--no-header", "--tb=no", "--timeout", "30", *lean]
-    command = [sys.executable, "-m", "pytest", *options, *tests]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        [sys.executable, "-m", "pytest", *_options(mutant), *mutant.tests],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_ENGINES_TIMEOUT_S if mutant.engines else _RUN_TIMEOUT_S,
+        check=False,
     )
     if done.returncode not in (_ALL_PASSED, _SOME_FAILED):
         return [f"pytest ended with {done.returncode}: {done.stdout[-500:]}"]
-    # A test with parameters is killed when one of its cases is.
-    passed = [line.removeprefix("PASSED ") for line in done.stdout.splitlines() if line.startswith("PASSED ")]
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
     # Code that cannot run shows nothing.
     if broken := [line for line in failed if any(f" - {error}" in line for error in _NOT_RUNNING)]:
         return broken
-    return [test for test in tests if any(p.startswith(test) for p in passed) and not any(test in f for f in failed)]
+    # A test with parameters is killed when one of its cases is.
+    return [test for test in mutant.tests if not any(test in line for line in failed)]
 
 
-def main(names: list[str]) -> int:
-    """Runs all mutants, or those named; returns how many survive."""
-    chosen = [mutant for mutant in all_mutants() if not names or mutant.name in names]
+def _options(mutant: Mutant) -> list[str]:
+    lean = () if mutant.engines else _LEAN
+    fixtures = mutant.fixtures or mutant.engines
+    return [*_OPTIONS, *lean, *(() if fixtures else ("--noconftest",))]
+
+
+def main(names: Sequence[str] = (), *, engines: bool = False) -> int:
+    """Runs all mutants that need real engines, or all that do not, or those named; returns how many survive."""
+    chosen = [mutant for mutant in all_mutants() if (mutant.name in names if names else mutant.engines is engines)]
     failures = 0
-    with ThreadPoolExecutor(2) as pool:
+    # A pair of engines takes the whole machine.
+    with ThreadPoolExecutor(1 if any(mutant.engines for mutant in chosen) else 2) as pool:
         for mutant, alive in zip(chosen, pool.map(survivors, chosen), strict=True):
             failures += bool(alive)
             sys.stdout.write(f"{'SURVIVES' if alive else 'killed  '} {mutant.name} {' '.join(alive)}\n")
@@ -77,5 +93,13 @@ def main(names: list[str]) -> int:
     return failures
 
 
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Runs mutants: each must be killed.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="run only these")
+    parser.add_argument("--engines", action="store_true", help="run those that need real engines instead (minutes)")
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
-    sys.exit(1 if main(sys.argv[1:]) else 0)
+    arguments = _arguments()
+    sys.exit(1 if main(arguments.names, engines=arguments.engines) else 0)

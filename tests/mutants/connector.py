@@ -1,4 +1,4 @@
-"""Mutants of what the connector proves on the prefill side."""
+"""Mutants of what the connector proves, retains and reports."""
 
 from tests.mutants.mutant import Mutant
 
@@ -33,5 +33,95 @@ MUTANTS = (
         "in_time = remaining is not None and remaining > 0",
         "in_time = remaining is not None",
         (f"{_TESTS}/test_fence.py::test_a_read_that_does_not_certainly_complete_in_time_fails_with_its_blocks",),
+    ),
+    Mutant(
+        "read-refused-handle",
+        f"{_SOURCE}/prefill.py",
+        'return {**params, "do_remote_prefill": False, "remote_block_ids": None}',
+        'return {**params, "do_remote_prefill": False}',
+        (f"{_TESTS}/test_prefill.py::test_a_prompt_that_cannot_be_proved_is_refused",),
+    ),
+    Mutant(
+        "fail-on-odd-label",
+        f"{_SOURCE}/decode.py",
+        "    except msgspec.ValidationError:\n",
+        "    except MemoryError:\n",
+        (f"{_TESTS}/test_decode.py::test_a_label_that_cannot_be_read_has_no_keys",),
+    ),
+    Mutant(
+        "retain-without-keys",
+        f"{_SOURCE}/decode.py",
+        "if not label.keys or identity is None or extras is None:",
+        "if identity is None or extras is None:",
+        (f"{_TESTS}/test_decode.py::test_a_turn_that_nothing_can_come_back_for_retains_nothing",),
+    ),
+    Mutant(
+        "retain-what-cannot-be-published",
+        f"{_SOURCE}/wire.py",
+        "[A-Za-z0-9._:-]{1,128}",
+        "[!-~]{1,128}",
+        (f"{_TESTS}/test_decode.py::test_a_label_takes_the_names_that_the_registry_takes",),
+    ),
+    Mutant(
+        "report-all-tokens",
+        f"{_SOURCE}/decode.py",
+        "            token_count=count,\n",
+        "            token_count=len(tokens),\n",
+        (f"{_TESTS}/test_decode.py::test_a_report_proves_all_that_is_covered",),
+    ),
+    Mutant(
+        "report-what-was-not-computed",
+        f"{_SOURCE}/decode.py",
+        "if not self._digested <= count <= len(tokens):",
+        "if False:",
+        (
+            f"{_TESTS}/test_decode.py"
+            "::test_a_turn_that_covers_less_than_its_prompt_or_more_than_there_is_is_not_reported",
+        ),
+    ),
+    Mutant(
+        "queue-without-end",
+        f"{_SOURCE}/ledger.py",
+        "if self._connected and len(self._queue) < self._max_queued:",
+        "if self._connected:",
+        (f"{_TESTS}/test_ledger.py::test_the_queue_is_bounded_and_says_that_messages_were_dropped",),
+    ),
+    Mutant(
+        "drop-silently",
+        f"{_SOURCE}/ledger.py",
+        "        self._overflowed = self._connected\n",
+        "",
+        (
+            f"{_TESTS}/test_ledger.py::test_the_queue_is_bounded_and_says_that_messages_were_dropped",
+            f"{_TESTS}/test_link.py::test_an_agent_that_reads_too_slowly_gets_a_new_replay_and_the_engine_never_waits",
+        ),
+    ),
+    Mutant(
+        "report-foreign-leases",
+        f"{_SOURCE}/ledger.py",
+        "gone = [set_id for set_id in set_ids if self._sets.pop(set_id, None) is not None]",
+        "gone = [set_id for set_id in set_ids if self._sets.pop(set_id, None) or True]",
+        (f"{_TESTS}/test_ledger.py::test_only_what_is_ours_and_changed_is_reported",),
+    ),
+    Mutant(
+        "wake-under-the-lock",
+        f"{_SOURCE}/ledger.py",
+        "            self._put(Retained(set=report))\n        self._wake()\n",
+        "            self._put(Retained(set=report))\n            self._wake()\n",
+        (f"{_TESTS}/test_ledger.py::test_each_report_wakes_the_link_without_a_lock_held",),
+    ),
+    Mutant(
+        "wake-fails-the-engine",
+        f"{_SOURCE}/link.py",
+        "        with contextlib.suppress(OSError):\n            self._waker.send",
+        "        with contextlib.suppress(MemoryError):\n            self._waker.send",
+        (f"{_TESTS}/test_link.py::test_wakes_without_end_do_not_block",),
+    ),
+    Mutant(
+        "stay-in-an-overflowed-session",
+        f"{_SOURCE}/link.py",
+        "        return self._ledger.take()\n",
+        "        with contextlib.suppress(BufferError):\n            return self._ledger.take()\n        return None\n",
+        (f"{_TESTS}/test_link.py::test_an_agent_that_reads_too_slowly_gets_a_new_replay_and_the_engine_never_waits",),
     ),
 )

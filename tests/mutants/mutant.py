@@ -15,3 +15,7 @@ class Mutant:
     new: str
     tests: tuple[str, ...]
     """Test ids; each of them must fail."""
+    fixtures: bool = False
+    """Whether the tests need the fixtures of tests/conftest.py."""
+    engines: bool = False
+    """Whether the tests need real engines."""

@@ -1,9 +1,12 @@
-"""Mutants of what surrounds the agent's core."""
+"""Mutants of what surrounds the agent's core, and of the registry."""
 
 from tests.mutants.mutant import Mutant
 
 _AGENT = "services/node-agent/src/backhaul_node_agent/agent.py"
 _NODE = "services/node-agent/src/backhaul_node_agent/core/node.py"
+_PUBLISHER = "services/node-agent/src/backhaul_node_agent/publisher.py"
+_PUBLISHERS = "services/node-agent/src/backhaul_node_agent/publishers.py"
+_INDEX = "services/registry/src/backhaul_registry/index_service.py"
 _TESTS = "tests/unit/node_agent/test_agent.py"
 
 MUTANTS = (
@@ -37,5 +40,38 @@ MUTANTS = (
             "tests/contract/test_owner_node.py"
             "::test_pointers_of_a_restarted_engine_are_gone_before_the_node_is_ready_again",
         ),
+    ),
+    Mutant(
+        "remove-once",
+        _PUBLISHER,
+        "self._dirty = dict.fromkeys([*self._removals, *self._wanted])",
+        "self._dirty = dict.fromkeys(self._wanted)",
+        ("tests/contract/test_owner_node.py::test_a_removal_that_was_never_acknowledged_is_sent_again",),
+    ),
+    Mutant(
+        "keep-pointers-of-a-gone-engine",
+        _PUBLISHERS,
+        "            publisher.close()\n",
+        "",
+        (
+            "tests/contract/test_owner_node.py"
+            "::test_pointers_of_a_restarted_engine_are_gone_before_the_node_is_ready_again",
+        ),
+    ),
+    Mutant(
+        "registry-keeps-pointers",
+        _INDEX,
+        "            await stream.purge()\n",
+        "            pass\n",
+        ("tests/unit/registry/test_index_service.py::test_a_half_close_purges",),
+        fixtures=True,
+    ),
+    Mutant(
+        "registry-purges-after-a-break",
+        _INDEX,
+        "        if not context.cancelled():\n",
+        "        if True:\n",
+        ("tests/unit/registry/test_index_service.py::test_an_end_that_turns_out_to_be_a_break_does_not_purge",),
+        fixtures=True,
     ),
 )

@@ -106,7 +106,7 @@ def unclaimed(sets: dict[str, wire.BlockSetReport]) -> dict[str, wire.BlockSetRe
 
 
 @settings(max_examples=300, deadline=None)
-@given(steps=st.lists(operations, max_size=40))
+@given(steps=st.lists(operations, min_size=15, max_size=40))
 def test_an_agent_that_applies_replay_and_messages_has_exactly_the_ledgers_sets(
     steps: list[tuple[str, object]],
 ) -> None:

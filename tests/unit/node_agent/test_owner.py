@@ -6,7 +6,7 @@ from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.claim_book import MAX_RETURNED, ClaimBook
 from backhaul_node_agent.core.granting import ClaimRequest, Grant, Refusal
 from backhaul_node_agent.core.life import State
-from tests.unit.node_agent.owned import LIMITS, OFFSET, OwnerTable, facts, standing
+from tests.unit.node_agent.owned import LIMITS, OFFSET, OwnerTable, block_set, facts, standing
 
 FENCE_S = LIMITS.claim_ttl_s + LIMITS.margin_s
 

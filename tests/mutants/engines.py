@@ -1,0 +1,36 @@
+"""Mutants of the connector's hooks that only real engines can show."""
+
+from tests.mutants.mutant import Mutant
+
+_SOURCE = "services/node-agent/connector/src/backhaul_connector"
+_TESTS = "tests/e2e/connector"
+
+MUTANTS = (
+    Mutant(
+        "track-no-turn-of-decode-alone",
+        f"{_SOURCE}/scheduler.py",
+        '            params["do_remote_prefill"] = True\n',
+        "            pass\n",
+        (
+            f"{_TESTS}/test_decode.py::test_a_turn_of_the_decode_engine_alone_is_tracked_and_expires",
+            f"{_TESTS}/test_decode.py::test_a_turn_of_the_decode_engine_alone_can_be_released",
+        ),
+        engines=True,
+    ),
+    Mutant(
+        "promise-again-after-preemption",
+        f"{_SOURCE}/connector.py",
+        'if params.get("do_remote_decode") and params.get("_remote_blocks_processed"):',
+        "if False:",
+        (f"{_TESTS}/test_prefill.py::test_a_preempted_request_that_had_read_remotely_finishes_with_the_right_text",),
+        engines=True,
+    ),
+    Mutant(
+        "drop-the-fences-word",
+        f"{_SOURCE}/connector.py",
+        "            results.failed_recving |= self._worker.fence.late(",
+        "            self._worker.fence.late(",
+        (f"{_TESTS}/test_prefill.py::test_a_read_that_ends_after_its_deadline_fails_the_leg_and_caches_nothing",),
+        engines=True,
+    ),
+)

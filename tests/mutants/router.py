@@ -1,0 +1,152 @@
+"""Mutants of what a turn does when something fails."""
+
+from tests.mutants.mutant import Mutant
+
+_SOURCE = "services/router/src/backhaul_router"
+_LOOKUPS, _TURNS = f"{_SOURCE}/lookups.py", f"{_SOURCE}/turns.py"
+_REGISTRY, _OWNER = f"{_SOURCE}/registry_client.py", f"{_SOURCE}/owner_client.py"
+
+
+def _lookups(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/unit/router/test_lookups.py::{name}" for name in names)
+
+
+def _turns(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/unit/router/test_turns.py::{name}" for name in names)
+
+
+def _stack(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/integration/test_router_turns.py::{name}" for name in names)
+
+
+MUTANTS = (
+    Mutant(
+        "fail-with-the-registry",
+        _LOOKUPS,
+        "        except BackhaulError as error:\n            _log.debug",
+        "        except NotFoundError as error:\n            _log.debug",
+        _lookups("test_a_registry_that_fails_is_a_miss"),
+    ),
+    Mutant(
+        "fail-with-the-owner",
+        _LOOKUPS,
+        "        except BackhaulError:\n            return misses.OWNER_UNAVAILABLE",
+        "        except NotFoundError:\n            return misses.OWNER_UNAVAILABLE",
+        _lookups("test_an_owner_that_does_not_grant_is_a_miss"),
+    ),
+    Mutant(
+        "fail-on-refusal",
+        _LOOKUPS,
+        "        except _REFUSALS as error:\n            return misses.claim_refused(error.reason)",
+        "        except _REFUSALS:\n            raise",
+        _lookups("test_an_owner_that_does_not_grant_is_a_miss"),
+    ),
+    Mutant(
+        "wait-for-the-registry",
+        _LOOKUPS,
+        "timeout_s=max(left, 0.0))",
+        "timeout_s=3600.0)",
+        _lookups("test_whoever_hangs_costs_no_more_than_the_budget"),
+    ),
+    Mutant(
+        "wait-for-the-owner",
+        _LOOKUPS,
+        "grant = await self._owner.claim(claim, timeout_s=left)",
+        "grant = await self._owner.claim(claim, timeout_s=self._budget_s)",
+        _lookups("test_whoever_hangs_costs_no_more_than_the_budget"),
+    ),
+    Mutant(
+        "wait-for-the-publish",
+        _LOOKUPS,
+        "if deadline - self._clock.monotonic() < pause + _CLAIM_RESERVE_S:",
+        "if deadline - self._clock.monotonic() < -1.0:",
+        _lookups("test_the_wait_for_a_publish_ends_within_the_budget_and_happens_once"),
+    ),
+    Mutant(
+        "ask-the-registry-without-limit",
+        _REGISTRY,
+        "response = await stub.FindBlockSets(request, timeout=left)",
+        "response = await stub.FindBlockSets(request, timeout=3.0)",
+        _stack("test_a_registry_that_is_silent_or_fails_is_a_miss"),
+    ),
+    Mutant(
+        "ask-the-owner-without-limit",
+        _OWNER,
+        "ClaimBlockSet(request, timeout=timeout_s)",
+        "ClaimBlockSet(request, timeout=3.0)",
+        _stack("test_an_owner_that_is_silent_costs_the_budget_and_its_claim_is_returned"),
+    ),
+    Mutant(
+        "keep-claim-of-unknown-outcome",
+        _OWNER,
+        "            if not isinstance(refusal, _CERTAIN):\n                self.give_back(claim)",
+        "            if False:\n                self.give_back(claim)",
+        _stack("test_an_owner_that_is_silent_costs_the_budget_and_its_claim_is_returned"),
+    ),
+    Mutant(
+        "keep-claim-of-bad-handle",
+        _LOOKUPS,
+        "            self._owner.give_back(claim)\n",
+        "",
+        _lookups("test_a_handle_that_is_no_object_is_given_back"),
+    ),
+    Mutant(
+        "keep-unspent-claim",
+        _TURNS,
+        "            if not verdict.spent:\n",
+        "            if False:\n",
+        _turns("test_a_claim_that_was_not_spent_is_returned"),
+    ),
+    Mutant(
+        "return-spent-claim",
+        _TURNS,
+        "            if not verdict.spent:\n",
+        "            if True:\n",
+        _turns("test_a_refused_handle_that_was_spent_is_not_returned", "test_a_warm_turn_reports_what_was_read"),
+    ),
+    Mutant(
+        "keep-unsent-claim",
+        _TURNS,
+        "if error.failure is Failure.REFUSED:",
+        "if False:",
+        _turns("test_a_claim_is_returned_only_when_its_handle_cannot_have_been_sent"),
+    ),
+    Mutant(
+        "return-sent-claim",
+        _TURNS,
+        "if error.failure is Failure.REFUSED:",
+        "if True:",
+        _turns("test_a_claim_is_returned_only_when_its_handle_cannot_have_been_sent"),
+    ),
+    Mutant(
+        "fail-with-warm-prefill",
+        _TURNS,
+        "again = turn.warm is not None or self._other_prefill(turn, error.failure)",
+        "again = self._other_prefill(turn, error.failure)",
+        _turns("test_a_warm_leg_that_fails_is_repeated_cold_once_elsewhere"),
+    ),
+    Mutant(
+        "repeat-warm",
+        _TURNS,
+        "        turn.warm = None\n",
+        "",
+        _turns(
+            "test_a_warm_leg_that_fails_is_repeated_cold_once_elsewhere",
+            "test_decode_that_fails_before_its_first_byte_costs_both_legs_again_elsewhere_cold",
+        ),
+    ),
+    Mutant(
+        "pass-unverified-on",
+        _TURNS,
+        "            params = None\n",
+        "",
+        _turns("test_blocks_that_nobody_verified_go_no_further"),
+    ),
+    Mutant(
+        "hand-over-a-failed-leg",
+        _TURNS,
+        "            if hand.failed:\n",
+        "            if False:\n",
+        _turns("test_a_200_that_says_error_counts_as_a_failure"),
+    ),
+)
