@@ -1,5 +1,6 @@
 """What OpenAI clients rely on: the official Python client, and errors in OpenAI's form."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -104,6 +105,7 @@ async def test_an_error_inside_a_stream_is_raised(client: openai.AsyncOpenAI, st
         ("POST", CHAT, b'{"model":"tiny","messages":"x"}', {}, 400),
         ("POST", CHAT, b'{"model":"tiny","messages":[]}', {}, 400),
         ("POST", CHAT, b"{}", {"content-type": "text/plain"}, 415),
+        ("POST", CHAT, b"{}", {"content-encoding": "gzip"}, 400),
         ("POST", CHAT, b"x" * 100_001, {}, 413),
         ("GET", CHAT, None, {}, 405),
         ("POST", "/v1/models", b"{}", {}, 405),
@@ -136,6 +138,13 @@ async def test_a_body_without_a_length_is_limited_too(stack: RouterStack) -> Non
     headers = {"content-type": "application/json"}
     async with stack.client.post(f"{stack.url}{CHAT}", data=pieces(), headers=headers) as response:
         assert response.status == 413
+
+
+async def test_a_client_may_ask_before_it_sends_the_body(stack: RouterStack) -> None:
+    """As curl does for bodies of more than a megabyte."""
+    async with asyncio.timeout(2):
+        async with stack.client.post(f"{stack.url}{CHAT}", json=chat_body("hi"), expect100=True) as response:
+            assert response.status == 200
 
 
 @pytest.mark.parametrize("given", ["", "a b", "ä", "x" * 129, "a\tb"])

@@ -108,18 +108,18 @@ class HttpService:
         if handler is None:
             raise ApiError(404, f"there is no {_printable(request.path)} here")
         if request.method != method:
-            raise ApiError(405, f"use {method}", code="method_not_allowed", headers={"allow": method})
+            raise ApiError(405, f"use {method}", headers={"allow": method})
         return await handler(request, request_id)
 
     async def _turn(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         if request.content_type != "application/json" or "content-type" not in request.headers:
-            raise ApiError(415, "the content type must be application/json", code="unsupported_media_type")
+            raise ApiError(415, "the content type must be application/json")
         if (request.content_length or 0) > self._body_limit_bytes:
             raise web.HTTPRequestEntityTooLarge(self._body_limit_bytes, request.content_length or 0)
         headers = request.headers
         turn = TurnRequest(
             endpoint=Endpoint(request.path),
-            body=await request.read(),
+            body=await _body(request),
             session_id=headers.get("x-session-id") or headers.get("x-conversation-id"),
             authorization=headers.get("authorization"),
             reuse=headers.get("x-backhaul-reuse", "").lower() != "off",
@@ -143,6 +143,18 @@ class HttpService:
         problem = self._readiness.problem()
         document = msgspec.json.encode({"ready": not problem, "reason": problem})
         return _json(request, 503 if problem else 200, document, {"x-request-id": request_id})
+
+
+async def _body(request: web.BaseRequest) -> bytes:
+    """Reads the whole body. Raises ApiError (400) when it cannot be decoded, HTTPRequestEntityTooLarge."""
+    if request.version >= (1, 1) and request.headers.get("expect", "").lower() == "100-continue":
+        # Clients with large bodies wait for this, some of them without limit.
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+    try:
+        return await request.read()
+    except web.RequestPayloadError as error:
+        raise ApiError(400, "the body is not encoded as its headers say") from error
 
 
 async def _stream(request: web.BaseRequest, answer: Answer, request_id: str) -> web.StreamResponse:
