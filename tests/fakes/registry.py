@@ -6,20 +6,13 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Any, Self
 
-from google.protobuf.duration_pb2 import Duration
-
 from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
+from backhaul_common.durations import duration, seconds
 from backhaul_common.errors import AbortedError, AlreadyExistsError, UnavailableError
 from backhaul_common.grpc_server import GrpcServer
 from tests.fakes.partial import Partial
 
 PointerKey = tuple[str, str, str]
-
-
-def _seconds(value: float) -> Duration:
-    whole = Duration()
-    whole.FromNanoseconds(int(value * 1e9))
-    return whole
 
 
 class FakeRegistry:
@@ -106,7 +99,7 @@ class FakeRegistry:
                 else:
                     self._keep(request)
                     response.kept.SetInParent()
-                response.ttl.CopyFrom(_seconds(ttl_s))
+                response.ttl.CopyFrom(duration(ttl_s))
                 yield response
 
     def _leave(self) -> None:
@@ -124,7 +117,7 @@ class FakeRegistry:
             self._lease_ids += 1
             self._live_lease = self._lease_ids
         self.nodes[join.node.node_id] = join.node
-        return self.granted_ttl_s or join.ttl.seconds + join.ttl.nanos / 1e9
+        return self.granted_ttl_s or seconds(join.ttl)
 
     def _keep(self, request: registry_pb2.JoinNodeRequest) -> None:
         if not self._live_lease:
@@ -143,7 +136,7 @@ class FakeRegistry:
                 if request.HasField("open"):
                     engine_id = request.open.engine_id
                     self.opened_engines.append(engine_id)
-                    response.opened.ttl.CopyFrom(_seconds(10))
+                    response.opened.ttl.CopyFrom(duration(10))
                 else:
                     self._apply(request.batch)
                     await self.acknowledging.wait()

@@ -38,8 +38,3 @@ def test_a_set_that_cannot_be_managed_or_published_is_not_taken_over(changes: di
     sound = report(deadline=1.0)
     with pytest.raises(ValueError, match=r"."):
         convert.block_set(msgspec.structs.replace(sound, **changes))
-
-
-@pytest.mark.parametrize(("seconds", "nanos"), [(1.5, 1_500_000_000), (-1.0, 0), (0.0, 0)])
-def test_durations_are_never_negative(seconds: float, nanos: int) -> None:
-    assert convert.duration(seconds).ToNanoseconds() == nanos

@@ -3,10 +3,10 @@
 import re
 
 import msgspec
-from google.protobuf.duration_pb2 import Duration
 
 from backhaul.agent.v1 import agent_pb2
 from backhaul.registry.v1 import registry_pb2
+from backhaul_common.durations import duration
 from backhaul_connector import wire
 from backhaul_node_agent.core.block_set import BlockSet, EngineFacts
 from backhaul_node_agent.core.granting import ClaimRequest, Grant
@@ -18,8 +18,8 @@ MAX_KEYS = 16
 """Lookup keys under which one set is published at most."""
 _DIGEST_SIZE = 16
 _MAX_SET_ID_BYTES = 256
-# What the registry accepts as scope or key: one pointer that it refuses would hold up all others of the engine.
-_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# One pointer that the registry refuses would hold up all others of the engine.
+_NAME = re.compile(wire.NAME)
 
 _READINESS = {
     Readiness.NOT_READY: registry_pb2.NODE_STATE_NOT_READY,
@@ -33,18 +33,6 @@ _STATES = {
     State.RELEASING: agent_pb2.BLOCK_SET_STATE_RELEASING,
 }
 ROLES = {"prefill": registry_pb2.ROLE_PREFILL, "decode": registry_pb2.ROLE_DECODE}
-
-
-def duration(seconds: float) -> Duration:
-    """Returns a Duration; negative times become 0."""
-    whole = Duration()
-    whole.FromNanoseconds(int(max(0.0, seconds) * 1e9))
-    return whole
-
-
-def seconds(value: Duration) -> float:
-    """Returns the seconds of a Duration."""
-    return value.seconds + value.nanos / 1e9
 
 
 def engine_facts(hello: wire.Hello) -> EngineFacts:

@@ -10,11 +10,10 @@ import structlog
 
 from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
 from backhaul_common.clock import Clock
+from backhaul_common.durations import duration, seconds
 from backhaul_common.errors import AbortedError, AlreadyExistsError, BackhaulError, UnavailableError
-from backhaul_common.grpc_client import to_error
-from backhaul_node_agent import convert
 from backhaul_node_agent.core import events as ev
-from backhaul_node_agent.registries import Registries, end_of, pauses_between_attempts
+from backhaul_node_agent.registries import Registries, end_of, exchange, pauses_between_attempts
 
 _log = structlog.get_logger(__name__)
 
@@ -124,9 +123,7 @@ class NodeSession:
         if sequence == 1:
             self._sent_node = self._node
             request.join.CopyFrom(
-                registry_pb2.JoinNodeRequest.Join(
-                    node=self._node, ttl=convert.duration(self._ttl_s), lease_id=self._lease_id
-                )
+                registry_pb2.JoinNodeRequest.Join(node=self._node, ttl=duration(self._ttl_s), lease_id=self._lease_id)
             )
         elif self._leaving:
             request.leave.SetInParent()
@@ -148,7 +145,7 @@ class NodeSession:
             self._left.set()
             self._lose(hear, taken=False)
             return sent
-        ttl_s = convert.seconds(answer.ttl)
+        ttl_s = seconds(answer.ttl)
         new = step == "joined" and answer.joined.lease_id != self._lease_id
         if step == "joined":
             self._lease_id = answer.joined.lease_id
@@ -171,16 +168,9 @@ async def _answer(
     call: JoinCall, request: registry_pb2.JoinNodeRequest, timeout_s: float
 ) -> registry_pb2.JoinNodeResponse:
     """Sends one message and waits for the answer. Raises BackhaulError when there is none in time."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await call.write(request)
-            answer = await call.read()
-            if isinstance(answer, registry_pb2.JoinNodeResponse):
-                return answer
-            raise await end_of(call)
-    except grpc.aio.AioRpcError as error:
-        raise to_error(error) from error
-    except asyncio.InvalidStateError as error:
-        raise await end_of(call) from error
-    except TimeoutError as error:
-        raise UnavailableError("REGISTRY_SILENT", "the registry does not answer") from error
+    async with exchange(call, timeout_s):
+        await call.write(request)
+        answer = await call.read()
+        if isinstance(answer, registry_pb2.JoinNodeResponse):
+            return answer
+        raise await end_of(call)

@@ -11,11 +11,10 @@ import structlog
 from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
 from backhaul_common.clock import Clock
 from backhaul_common.errors import BackhaulError, UnavailableError
-from backhaul_common.grpc_client import to_error
 from backhaul_node_agent import convert
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.block_set import BlockSet
-from backhaul_node_agent.registries import Registries, end_of, pauses_between_attempts
+from backhaul_node_agent.registries import Registries, end_of, exchange, pauses_between_attempts
 
 _log = structlog.get_logger(__name__)
 
@@ -188,28 +187,16 @@ class Publisher:
 
 
 async def _write(call: PublishCall, request: registry_pb2.PublishBlockSetsRequest) -> None:
-    try:
-        async with asyncio.timeout(_ANSWER_S):
-            await call.write(request)
-    except grpc.aio.AioRpcError as error:
-        raise to_error(error) from error
-    except asyncio.InvalidStateError as error:
-        raise await end_of(call) from error
-    except TimeoutError as error:
-        raise UnavailableError("REGISTRY_SILENT", "the registry takes nothing") from error
+    async with exchange(call, _ANSWER_S):
+        await call.write(request)
 
 
 async def _read(call: PublishCall, timeout_s: float | None) -> registry_pb2.PublishBlockSetsResponse | None:
     """Returns the next message, None at the end of a stream that ended well. Raises BackhaulError for others."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            answer = await call.read()
-            if isinstance(answer, registry_pb2.PublishBlockSetsResponse):
-                return answer
-            if await call.code() is grpc.StatusCode.OK:
-                return None
-            raise await end_of(call)
-    except grpc.aio.AioRpcError as error:
-        raise to_error(error) from error
-    except TimeoutError as error:
-        raise UnavailableError("REGISTRY_SILENT", "the registry does not answer") from error
+    async with exchange(call, timeout_s):
+        answer = await call.read()
+        if isinstance(answer, registry_pb2.PublishBlockSetsResponse):
+            return answer
+        if await call.code() is grpc.StatusCode.OK:
+            return None
+        raise await end_of(call)

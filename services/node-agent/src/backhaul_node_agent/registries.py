@@ -1,10 +1,12 @@
-"""The registries that an agent may talk to, and how often it tries them.
+"""The registries that an agent may talk to, how often it tries them, and how its streams to them end.
 
 The agent keeps streams to the current one that reconnect for ever, moving on when it fails.
 """
 
+import asyncio
+import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -50,6 +52,20 @@ def pauses_between_attempts() -> Iterator[float]:
     while True:
         yield pause * random.uniform(0.5, 1.0)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+@contextlib.asynccontextmanager
+async def exchange(call: grpc.aio.StreamStreamCall[Any, Any], timeout_s: float | None) -> AsyncIterator[None]:
+    """Bounds what is written to and read from a stream. Raises BackhaulError when it has ended or takes too long."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except grpc.aio.AioRpcError as error:
+        raise to_error(error) from error
+    except asyncio.InvalidStateError as error:
+        raise await end_of(call) from error
+    except TimeoutError as error:
+        raise UnavailableError("REGISTRY_SILENT", "the registry does not answer") from error
 
 
 async def end_of(call: grpc.aio.StreamStreamCall[Any, Any]) -> BackhaulError:

@@ -4,9 +4,8 @@ Conversion is of form only, and raises InvalidArgumentError for enum values that
 content.
 """
 
-from google.protobuf.duration_pb2 import Duration
-
 from backhaul.registry.v1 import registry_pb2 as pb
+from backhaul_common.durations import duration, seconds
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_registry.core.feed import Change, Opening
 from backhaul_registry.core.model import Engine, Node, NodeState, Pointer, PointerId, Role
@@ -91,16 +90,6 @@ def node_from_proto(message: pb.Node) -> Node:
         state=_STATES_BACK[message.state],
         state_reason=message.state_reason,
     )
-
-
-def duration(seconds: float) -> Duration:
-    """Returns seconds as a Duration."""
-    return Duration(seconds=int(seconds), nanos=round(seconds % 1 * 1e9))
-
-
-def seconds(message: Duration) -> float:
-    """Takes a Duration as seconds."""
-    return message.seconds + message.nanos / 1e9
 
 
 def nodes_opening(opening: Opening[Node]) -> pb.WatchNodesResponse:

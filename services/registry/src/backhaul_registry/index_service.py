@@ -9,6 +9,7 @@ from opentelemetry import trace
 from backhaul.registry.v1 import registry_pb2 as pb
 from backhaul.registry.v1.registry_pb2_grpc import IndexServiceServicer
 from backhaul_common.attributes import POINTER_COUNT
+from backhaul_common.durations import duration
 from backhaul_common.errors import DeadlineExceededError, InvalidArgumentError
 from backhaul_registry import convert
 from backhaul_registry.core import rules
@@ -105,7 +106,7 @@ class IndexService(IndexServiceServicer):
         rules.check_text(first.open.engine_id, "engine_id", required=True)
         stream = PublishStream(self._store, first.open.node_id, first.open.engine_id, ttl_s=self._ttl_s)
         ttl_s = await stream.open()
-        opened = pb.PublishBlockSetsResponse.Opened(ttl=convert.duration(ttl_s))
+        opened = pb.PublishBlockSetsResponse.Opened(ttl=duration(ttl_s))
         await context.write(pb.PublishBlockSetsResponse(opened=opened))
         await run_until_first(self._take_batches(stream, requests, context), stream.keep_leases())
         # gRPC ends the iteration for a client that vanished too; the cancellation that tells it apart may come later.

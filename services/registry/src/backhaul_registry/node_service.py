@@ -9,6 +9,7 @@ from opentelemetry import trace
 from backhaul.registry.v1 import registry_pb2 as pb
 from backhaul.registry.v1.registry_pb2_grpc import NodeServiceServicer
 from backhaul_common.attributes import NODE_ID
+from backhaul_common.durations import duration, seconds
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.etcd import Lease
 from backhaul_registry import convert
@@ -98,7 +99,7 @@ class NodeService(NodeServiceServicer):
             raise InvalidArgumentError("JOIN_EXPECTED", "the first message must be join")
         join = request.join
         node = _sound(join.node)
-        ttl_s = rules.lease_ttl_s(convert.seconds(join.ttl) if join.HasField("ttl") else None)
+        ttl_s = rules.lease_ttl_s(seconds(join.ttl) if join.HasField("ttl") else None)
         with trace.get_tracer(__name__).start_as_current_span("registry.join", attributes={NODE_ID: node.node_id}):
             return node, await self._store.join(node, ttl_s=ttl_s, lease_id=join.lease_id)
 
@@ -117,4 +118,4 @@ def _sound(message: pb.Node) -> Node:
 
 
 def _answer(request: pb.JoinNodeRequest, lease: Lease, **step: Any) -> pb.JoinNodeResponse:
-    return pb.JoinNodeResponse(sequence=request.sequence, ttl=convert.duration(lease.ttl_s), **step)
+    return pb.JoinNodeResponse(sequence=request.sequence, ttl=duration(lease.ttl_s), **step)

@@ -144,8 +144,10 @@ FromConnector = Hello | Identity | Retained | Replayed | Freed | Deadlines | Pon
 FromAgent = Welcome | Ping | Claimed | Returned
 
 
-_Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._:-]{1,128}\Z")]
-"""What the registry takes: blocks under a name that it refuses would be retained and never found."""
+NAME = r"[A-Za-z0-9._:-]{1,128}"
+"""Scopes and keys that the registry takes: blocks under a name that it refuses would be retained and never found."""
+
+_Name = Annotated[str, msgspec.Meta(pattern=rf"\A{NAME}\Z")]
 
 
 class TurnLabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
