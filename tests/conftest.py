@@ -1,7 +1,5 @@
 """Fixtures for all tests."""
 
-import asyncio
-import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.engine_fixtures import engine_python, engines, tiny_model  # noqa: F401 - fixtures
 from tests.fakes.etcd_process import EtcdProcess
-from tests.fakes.eventually import eventually
+from tests.fakes.leaks import no_tasks_left
 
 
 @pytest.fixture(scope="session")
@@ -50,8 +48,5 @@ def spans(_span_exporter: InMemorySpanExporter) -> Iterator[InMemorySpanExporter
 @pytest.fixture
 async def no_leaks() -> AsyncIterator[None]:
     """Fails the test when it leaves tasks behind. Ask for it before other async fixtures, so that it looks last."""
-    before = asyncio.all_tasks()
-    yield
-    # Streams that were dropped end when they are collected.
-    gc.collect()
-    await eventually(lambda: not asyncio.all_tasks() - before - {asyncio.current_task()}, 2)
+    async with no_tasks_left():
+        yield

@@ -18,6 +18,7 @@ from backhaul_node_agent.app import App
 from backhaul_node_agent.config import Config
 from tests.fakes.connector import WEIGHTS, FakeConnector, hello
 from tests.fakes.eventually import eventually
+from tests.fakes.leaks import no_tasks_left
 from tests.fakes.nixl_handshake import FakeHandshake
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.vllm_http import FakeVllmHttp
@@ -149,11 +150,13 @@ async def agent_node(tmp_path: Path, *registries: str, **settings: Any) -> Async
 @contextlib.asynccontextmanager
 async def owner_node(tmp_path: Path, *, connect: bool = True, **settings: Any) -> AsyncIterator[OwnerNode]:
     """Runs an agent beside a fake engine and a fake registry. Fails when tasks are left behind."""
-    before = asyncio.all_tasks()
-    async with FakeRegistry() as registry, agent_node(tmp_path, registry.address, **settings) as agent:
+    async with (
+        no_tasks_left(),
+        FakeRegistry() as registry,
+        agent_node(tmp_path, registry.address, **settings) as agent,
+    ):
         node = OwnerNode(**{field.name: getattr(agent, field.name) for field in fields(agent)}, registry=registry)
         if connect:
             await node.connector.connect()
             await node.ready()
         yield node
-    await eventually(lambda: not asyncio.all_tasks() - before - {asyncio.current_task()})

@@ -1,6 +1,5 @@
 """A router with fakes around it, over real sockets."""
 
-import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -16,6 +15,7 @@ from backhaul_router.config import Config
 from tests.fakes.directory import FakeDirectory
 from tests.fakes.engine import FakeEngine
 from tests.fakes.eventually import eventually
+from tests.fakes.leaks import no_tasks_left
 from tests.fakes.owner import FakeOwner
 
 CHAT = "/v1/chat/completions"
@@ -112,8 +112,7 @@ async def router_stack(
 
     Leaving fails the test when tasks are left behind.
     """
-    before = asyncio.all_tasks()
-    async with AsyncExitStack() as exits:
+    async with no_tasks_left(), AsyncExitStack() as exits:
         directory = await exits.enter_async_context(FakeDirectory())
         owner = await exits.enter_async_context(FakeOwner())
         p = await exits.enter_async_context(prefill or FakeEngine("prefill"))
@@ -126,7 +125,6 @@ async def router_stack(
         if listed:
             await eventually(lambda: len(router.table) == 2)
         yield RouterStack(directory, owner, p, d, router, client, exits)
-    await eventually(lambda: asyncio.all_tasks() <= before | {asyncio.current_task()})
 
 
 @asynccontextmanager
