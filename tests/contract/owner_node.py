@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import zmq.asyncio
 
 from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
 from backhaul.registry.v1 import registry_pb2
@@ -19,8 +18,8 @@ from backhaul_node_agent.config import Config
 from tests.fakes.connector import WEIGHTS, FakeConnector, hello
 from tests.fakes.eventually import eventually
 from tests.fakes.leaks import no_tasks_left
-from tests.fakes.nixl_handshake import FakeHandshake
 from tests.fakes.registry import FakeRegistry
+from tests.fakes.side_channel import FakeSideChannel
 from tests.fakes.vllm_http import FakeVllmHttp
 
 
@@ -31,7 +30,7 @@ class AgentNode:
     app: App
     config: Config
     http: FakeVllmHttp
-    side_channel: FakeHandshake
+    side_channel: FakeSideChannel
     connector: FakeConnector
     stub: Any
     stopping: asyncio.Event
@@ -117,9 +116,8 @@ def reuses(node: registry_pb2.Node) -> bool:
 @contextlib.asynccontextmanager
 async def agent_node(tmp_path: Path, *registries: str, **settings: Any) -> AsyncIterator[AgentNode]:
     """Runs an agent beside a fake engine."""
-    context = zmq.asyncio.Context()
-    try:
-        async with FakeVllmHttp() as http, FakeHandshake(context) as side_channel:
+    with FakeSideChannel() as side_channel:
+        async with FakeVllmHttp() as http:
             defaults = {
                 "engine_url": http.url,
                 "side_channel": f"127.0.0.1:{side_channel.port}",
@@ -143,8 +141,6 @@ async def agent_node(tmp_path: Path, *registries: str, **settings: Any) -> Async
                     stopping.set()
                     await asyncio.wait([running])
             running.result()
-    finally:
-        context.destroy(linger=0)
 
 
 @contextlib.asynccontextmanager

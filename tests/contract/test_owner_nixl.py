@@ -15,7 +15,7 @@ from backhaul_node_agent.core.events import SendRelease, SendRenewal
 from backhaul_node_agent.engine_probe import SideChannel
 from backhaul_node_agent.nixl_notifier import EngineAddress, NixlAgent, NixlNotifier, open_nixl
 from tests.fakes.eventually import eventually
-from tests.fakes.nixl_handshake import FakeHandshake
+from tests.fakes.side_channel import FakeSideChannel
 
 needs_nixl = pytest.mark.skipif(
     importlib.util.find_spec("nixl") is None, reason="nixl is optional: see requirements-nixl.txt"
@@ -72,7 +72,7 @@ async def notifying(
 
 async def test_releases_and_renewals_go_to_every_rank(context: zmq.asyncio.Context) -> None:
     nixl = FakeNixl()
-    async with FakeHandshake(context) as engine:
+    with FakeSideChannel() as engine:
         address = EngineAddress("127.0.0.1", engine.port, tp_size=2)
         async with notifying(context, nixl, ("engine-1", address)) as notifier:
             notifier.send(SendRelease("engine-1", "set-1"))
@@ -84,7 +84,7 @@ async def test_releases_and_renewals_go_to_every_rank(context: zmq.asyncio.Conte
 
 async def test_another_incarnation_on_the_side_channel_is_told_nothing(context: zmq.asyncio.Context) -> None:
     nixl = FakeNixl()
-    async with FakeHandshake(context, engine_id="engine-2") as engine:
+    with FakeSideChannel("engine-2") as engine:
         address = EngineAddress("127.0.0.1", engine.port, tp_size=1)
         async with notifying(context, nixl, ("engine-1", address), ("engine-2", address)) as notifier:
             notifier.send(SendRelease("engine-1", "set-1"))
@@ -95,7 +95,7 @@ async def test_another_incarnation_on_the_side_channel_is_told_nothing(context: 
 
 async def test_a_peer_that_failed_is_met_anew(context: zmq.asyncio.Context) -> None:
     nixl = FakeNixl()
-    async with FakeHandshake(context) as engine:
+    with FakeSideChannel() as engine:
         address = EngineAddress("127.0.0.1", engine.port, tp_size=1)
         async with notifying(context, nixl, ("engine-1", address)) as notifier:
             nixl.fails = True
@@ -142,7 +142,7 @@ async def test_a_real_nixl_agent_gets_the_notifications(context: zmq.asyncio.Con
             got.extend(messages)
         return got == [b"set-1:1", b"HB:set-2"]
 
-    async with FakeHandshake(context, agent_metadata=engine_agent.get_agent_metadata()) as engine:
+    with FakeSideChannel(agent_metadata=engine_agent.get_agent_metadata()) as engine:
         address = EngineAddress("127.0.0.1", engine.port, tp_size=1)
         nixl = await loop.run_in_executor(None, open_nixl, "fake-agent")
         async with notifying(context, nixl, ("engine-1", address)) as notifier:

@@ -12,7 +12,7 @@ from backhaul_common.clock import SystemClock
 from backhaul_node_agent.core.node import ServerFacts, SideChannelFacts
 from backhaul_node_agent.engine_probe import EngineProbe, SideChannel, SideChannelError
 from tests.fakes.eventually import eventually
-from tests.fakes.nixl_handshake import FakeHandshake
+from tests.fakes.side_channel import FakeSideChannel
 from tests.fakes.vllm_http import FakeVllmHttp
 
 
@@ -69,16 +69,17 @@ async def probing(
 
 
 async def test_an_engine_is_healthy_only_when_health_and_models_are_known(context: zmq.asyncio.Context) -> None:
-    async with FakeVllmHttp() as http, FakeHandshake(context) as handshake:
-        http.healthy = False
-        async with probing(context, http.url, handshake.port) as seen:
-            await eventually(lambda: len(seen.servers) > 3)
-            assert seen.server == ServerFacts(problem="the server's health check answers 503")
-            http.healthy, http.models_status = True, 500
-            await seen.becomes(lambda facts: facts.healthy)
-            assert seen.server.models == ()
-            http.models_status = 200
-            await seen.becomes(lambda facts: facts == ServerFacts(True, ("model-1",), "0.32.0", ""))
+    with FakeSideChannel() as channel:
+        async with FakeVllmHttp() as http:
+            http.healthy = False
+            async with probing(context, http.url, channel.port) as seen:
+                await eventually(lambda: len(seen.servers) > 3)
+                assert seen.server == ServerFacts(problem="the server's health check answers 503")
+                http.healthy, http.models_status = True, 500
+                await seen.becomes(lambda facts: facts.healthy)
+                assert seen.server.models == ()
+                http.models_status = 200
+                await seen.becomes(lambda facts: facts == ServerFacts(True, ("model-1",), "0.32.0", ""))
 
 
 async def test_an_adapter_that_is_loaded_later_is_noticed(context: zmq.asyncio.Context) -> None:
@@ -106,30 +107,31 @@ async def test_a_proxy_in_the_environment_is_ignored(
 
 
 async def test_every_rank_is_asked_on_its_own_port(context: zmq.asyncio.Context) -> None:
-    async with FakeHandshake(context) as handshake:
+    with FakeSideChannel() as channel:
         # The fake is rank 2's; ranks 0 and 1 do not answer.
-        async with probing(context, "http://127.0.0.1:9", handshake.port - 2, (0, 1, 2)) as seen:
+        async with probing(context, "http://127.0.0.1:9", channel.port - 2, (0, 1, 2)) as seen:
             await eventually(lambda: 2 in seen.engines, timeout_s=10)
         assert seen.engines == {2: SideChannelFacts("engine-1", "compatible", 32, 1000)}
-        assert handshake.asked[0] == [b"get_meta_msg", 0, 0]
+        assert channel.asked[0] == [b"get_meta_msg", 0, 0]
 
 
 async def test_a_restarted_engine_is_noticed_by_its_id(context: zmq.asyncio.Context) -> None:
-    async with FakeHandshake(context) as handshake, probing(context, "http://127.0.0.1:9", handshake.port) as seen:
-        await eventually(lambda: 0 in seen.engines)
-        handshake.engine_id = "engine-2"
-        await eventually(lambda: seen.engines[0].engine_id == "engine-2")
+    with FakeSideChannel() as channel:
+        async with probing(context, "http://127.0.0.1:9", channel.port) as seen:
+            await eventually(lambda: 0 in seen.engines)
+            channel.engine_id = "engine-2"
+            await eventually(lambda: seen.engines[0].engine_id == "engine-2")
 
 
 async def test_a_side_channel_that_answers_garbage_is_an_error(context: zmq.asyncio.Context) -> None:
-    async with FakeHandshake(context) as handshake:
-        handshake.garbage = True
+    with FakeSideChannel() as channel:
+        channel.parts = [b"\xc1", b"\xc1"]
         with pytest.raises(SideChannelError):
-            await SideChannel(context).ask("127.0.0.1", handshake.port)
+            await SideChannel(context).ask("127.0.0.1", channel.port)
 
 
 async def test_a_side_channel_that_is_silent_is_given_up_in_time(context: zmq.asyncio.Context) -> None:
-    async with FakeHandshake(context) as handshake:
-        handshake.silent = True
+    with FakeSideChannel() as channel:
+        channel.parts = []
         with pytest.raises(SideChannelError, match="no answer"):
-            await SideChannel(context).ask("127.0.0.1", handshake.port)
+            await SideChannel(context).ask("127.0.0.1", channel.port)

@@ -2,40 +2,52 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from types import TracebackType
+from typing import Self
 
 import msgspec
 import zmq
 
-Parts = list[bytes]
 
-
-def handshake_payload(engine_id: str) -> bytes:
+def handshake_payload(engine_id: str, agent_metadata: bytes = b"m") -> bytes:
     """Returns the first part of an answer (``nixl/metadata.py``, ``NixlHandshakePayload``)."""
-    metadata = msgspec.msgpack.encode({"engine_id": engine_id, "agent_metadata": b"", "num_blocks": 8})
-    return msgspec.msgpack.encode({"compatibility_hash": "h", "agent_metadata_bytes": metadata})
-
-
-def handshake_answer(engine_id: str, clock_offset: float = 0.0) -> Parts:
-    """Returns both parts, with a clock that is ``clock_offset`` seconds ahead of this process's."""
-    return [handshake_payload(engine_id), msgspec.msgpack.encode(time.perf_counter() + clock_offset)]
+    metadata = {
+        "engine_id": engine_id,
+        "agent_metadata": agent_metadata,
+        "kv_caches_base_addr": [1, 2],
+        "num_blocks": 1000,
+        "block_size": 32,
+        "attn_backend_name": "CPU_ATTN",
+    }
+    return msgspec.msgpack.encode(
+        {"compatibility_hash": "compatible", "agent_metadata_bytes": msgspec.msgpack.encode(metadata)}
+    )
 
 
 class FakeSideChannel:
-    """Answers as ``nixl/base_scheduler.py``, ``_nixl_handshake_listener``, does; ``answer`` makes the parts."""
+    """Answers as ``nixl/base_scheduler.py``, ``_nixl_handshake_listener``, does, from a thread of its own.
 
-    def __init__(self, answer: Callable[[], Parts]) -> None:
-        self._answer = answer
+    Its engine's clock is ``clock_offset_s`` ahead of this process's.
+    """
+
+    def __init__(
+        self, engine_id: str = "engine-1", *, agent_metadata: bytes = b"m", clock_offset_s: float = 0.0
+    ) -> None:
+        self.engine_id = engine_id
+        self.parts: Sequence[bytes] | None = None
+        """Answer in place of the right one; empty for none at all."""
+        self.asked: list[object] = []
+        self._agent_metadata = agent_metadata
+        self._clock_offset_s = clock_offset_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fake-side-channel")
         self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        self.requests: list[object] = []
 
-    def __enter__(self) -> "FakeSideChannel":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -51,5 +63,11 @@ class FakeSideChannel:
         while not self._stopping.is_set():
             if self._socket.poll(10):
                 identity, _, request = self._socket.recv_multipart()
-                self.requests.append(msgspec.msgpack.decode(request))
-                self._socket.send_multipart([identity, b"", *self._answer()])
+                self.asked.append(msgspec.msgpack.decode(request))
+                parts = self._handshake() if self.parts is None else self.parts
+                if parts:
+                    self._socket.send_multipart([identity, b"", *parts])
+
+    def _handshake(self) -> list[bytes]:
+        now = msgspec.msgpack.encode(time.perf_counter() + self._clock_offset_s)
+        return [handshake_payload(self.engine_id, self._agent_metadata), now]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from backhaul_connector import clocks as clocks_module
 from backhaul_connector.clocks import Offset, RemoteClocks, measure_offset
 from tests.fakes.eventually import eventually
-from tests.fakes.side_channel import FakeSideChannel, handshake_answer, handshake_payload
+from tests.fakes.side_channel import FakeSideChannel, handshake_payload
 
 NEVER_S = 3600.0
 AT_ONCE_S = 0.001
@@ -228,16 +228,16 @@ def test_stopping_does_not_wait_for_a_round_to_end() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 12345.5, -50.0])
 def test_the_offset_of_an_engine_is_between_its_bounds(seconds: float) -> None:
-    with FakeSideChannel(lambda: handshake_answer("d", seconds)) as channel:
+    with FakeSideChannel("d", clock_offset_s=seconds) as channel:
         measured = measure_offset("127.0.0.1", channel.port, "d")
 
     assert measured is not None
     assert measured.low <= seconds <= measured.high
-    assert channel.requests == [[b"get_meta_msg", 0, 0]]
+    assert channel.asked == [[b"get_meta_msg", 0, 0]]
 
 
 def test_another_engine_at_the_same_port_is_not_taken_for_it() -> None:
-    with FakeSideChannel(lambda: handshake_answer("d-restarted")) as channel:
+    with FakeSideChannel("d-restarted") as channel:
         assert measure_offset("127.0.0.1", channel.port, "d") is None
 
 
@@ -265,7 +265,8 @@ CLOCK = msgspec.msgpack.encode(5.0)
     ],
 )
 def test_an_answer_that_cannot_be_read_is_none(parts: list[bytes]) -> None:
-    with FakeSideChannel(lambda: parts) as channel:
+    with FakeSideChannel("d") as channel:
+        channel.parts = parts
         assert measure_offset("127.0.0.1", channel.port, "d") is None
 
 
@@ -280,7 +281,7 @@ def test_an_engine_that_cannot_be_reached_is_none(host: str, port: int, monkeypa
 
 async def test_real_measurements_reach_the_clocks() -> None:
     with ExitStack() as stack:
-        channel = stack.enter_context(FakeSideChannel(lambda: handshake_answer("d", 100.0)))
+        channel = stack.enter_context(FakeSideChannel("d", clock_offset_s=100.0))
         clocks = stack.enter_context(running(measure_offset))
         clocks.watch("d", "127.0.0.1", channel.port)
         await eventually(lambda: known(clocks, "d"))
