@@ -31,6 +31,8 @@ def node(node_id: str, **fields: Any) -> Node:
         ({"weights": "x"}, False),
         ({"weights": ""}, True),
         ({"engines": ()}, True),
+        ({"engines": node("p1").engines}, False),
+        ({"engine_url": "http://p1:2", "engines": ()}, False),
     ],
 )
 def test_engines_exchange_unless_something_known_differs(other: dict[str, Any], fits: bool) -> None:

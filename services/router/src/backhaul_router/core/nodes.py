@@ -65,8 +65,11 @@ class Node:
 def compatible(prefill: Node, decode: Node) -> bool:
     """Tells whether two nodes can exchange blocks, as far as is known.
 
-    Engines with different NIXL compatibility hashes or different weights never exchange.
+    Engines with different NIXL compatibility hashes or different weights never exchange. Nor does an engine with itself
+    (one server that two agents list, in both roles): vLLM fails a turn whose blocks are its own.
     """
+    if prefill.engine_url == decode.engine_url:
+        return False
     return all(_fit(one, other) for one in prefill.engines for other in decode.engines)
 
 
@@ -75,8 +78,11 @@ def _serves(node: Node, role: Role, model: str) -> bool:
 
 
 def _fit(one: Engine, other: Engine) -> bool:
-    return _equal_if_known(one.compatibility_hash, other.compatibility_hash) and _equal_if_known(
-        one.weights_digest, other.weights_digest
+    distinct = one.engine_id != other.engine_id
+    return (
+        distinct
+        and _equal_if_known(one.compatibility_hash, other.compatibility_hash)
+        and _equal_if_known(one.weights_digest, other.weights_digest)
     )
 
 
