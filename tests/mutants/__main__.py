@@ -22,15 +22,16 @@ _RUN_TIMEOUT_S = 60
 _ENGINES_TIMEOUT_S = 900
 _ALL_PASSED, _SOME_FAILED = 0, 1
 _NOT_RUNNING = ("NameError", "SyntaxError", "ImportError")
-_OPTIONS = ("-q", "-rf", "--no-header", "--tb=no", "-p", "no:cacheprovider")
+_OPTIONS = ("-q", "-rf", "--no-header", "--tb=no", "-pno:cacheprovider")
 # Without what most of the tests do not need, most of a run's second goes.
-_LEAN = ("--timeout", str(_TEST_TIMEOUT_S), "-p", "no:hypothesispytest", "-p", "no:anyio")
+_LEAN = (f"--timeout={_TEST_TIMEOUT_S}", "-pno:hypothesispytest", "-pno:anyio", "-ptests.mutants.unshrunk")
 
 
 def all_mutants() -> list[Mutant]:
     """Returns the mutants of all modules beside this one."""
     names = [module.name for module in pkgutil.iter_modules(tests.mutants.__path__)]
-    modules = [importlib.import_module(f"tests.mutants.{name}") for name in names if name not in ("mutant", "__main__")]
+    apart = ("__main__", "mutant", "unshrunk")
+    modules = [importlib.import_module(f"tests.mutants.{name}") for name in names if name not in apart]
     return [mutant for module in modules for mutant in module.MUTANTS]
 
 
@@ -54,15 +55,14 @@ def _source_folder(module: Path) -> Path:
 def _not_failing(mutant: Mutant, folder: Path) -> list[str]:
     # The mutated package comes before the installed one, in engines that the tests start, too.
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *_options(mutant), *mutant.tests],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_ENGINES_TIMEOUT_S if mutant.engines else _RUN_TIMEOUT_S,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", *_options(mutant), *mutant.tests]
+    limit_s = _ENGINES_TIMEOUT_S if mutant.engines else _RUN_TIMEOUT_S
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return [f"pytest did not end within {limit_s} s"]
     if done.returncode not in (_ALL_PASSED, _SOME_FAILED):
         return [f"pytest ended with {done.returncode}: {done.stdout[-500:]}"]
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]

@@ -51,6 +51,13 @@ def linked(path: Path, ledger: Ledger | None = None, hello: Hello = hello) -> It
         assert not link._thread.is_alive()
 
 
+def retain_large(ledger: Ledger, count: int) -> None:
+    """Retains sets ``set-0`` and on, whose reports fill a socket soon."""
+    made = report("large", remote_block_ids=[[*range(10_000)]])
+    for number in range(count):
+        ledger.retained(msgspec.structs.replace(made, set_id=f"set-{number}"))
+
+
 class GatedLedger(Ledger):
     """Holds the link's thread in `connect` until the gate opens."""
 
@@ -121,9 +128,7 @@ def test_messages_may_arrive_in_any_pieces(path: Path) -> None:
 
 def test_a_long_replay_delays_no_pong_and_is_encoded_bit_by_bit(path: Path) -> None:
     ledger = Ledger()
-    made = report("large", remote_block_ids=[[*range(10_000)]])
-    for number in range(400):
-        ledger.retained(msgspec.structs.replace(made, set_id=f"set-{number}"))
+    retain_large(ledger, 400)
     with FakeAgent(path) as agent, linked(path, ledger):
         connection = agent.accept()
         connection.receive()
@@ -140,9 +145,7 @@ def test_a_long_replay_delays_no_pong_and_is_encoded_bit_by_bit(path: Path) -> N
 
 def test_what_happens_during_a_replay_comes_after_it(path: Path) -> None:
     ledger = Ledger()
-    made = report("large", remote_block_ids=[[*range(10_000)]])
-    for number in range(50):
-        ledger.retained(msgspec.structs.replace(made, set_id=f"set-{number}"))
+    retain_large(ledger, 50)
     with FakeAgent(path) as agent, linked(path, ledger):
         connection = agent.accept()
         connection.receive()
@@ -263,11 +266,9 @@ def test_after_a_broken_session_comes_a_new_one(
 
 def test_an_agent_that_reads_too_slowly_gets_a_new_replay_and_the_engine_never_waits(path: Path) -> None:
     ledger = Ledger(max_queued=5)
-    made = report("large", remote_block_ids=[[*range(20_000)]])
     with FakeAgent(path) as agent, linked(path, ledger):
         slow, _, _ = agent.welcome()
-        for number in range(30):
-            ledger.retained(msgspec.structs.replace(made, set_id=f"set-{number}"))
+        retain_large(ledger, 30)
         slow.read_to_end()
         _, _, replay = agent.welcome()
 
