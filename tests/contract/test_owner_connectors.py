@@ -255,6 +255,33 @@ async def test_the_newest_agent_takes_the_path_and_keeps_it_when_the_older_one_e
             await connector.close()
 
 
+async def test_an_agent_takes_the_path_again_when_the_one_that_took_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    async with listening(path, FastClock()) as older:
+        async with listening(path):
+            pass
+        await eventually(path.exists)
+        connector = FakeConnector(path)
+        await connector.connect()
+        await eventually(lambda: bool(older.of(ev.ReplayFinished)))
+        await connector.close()
+    assert not path.exists()
+
+
+async def test_a_removed_socket_is_made_again_and_connections_outlive_it(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "agent.sock"
+    async with listening(path) as peer:
+        connector = FakeConnector(path)
+        await connector.connect()
+        await eventually(lambda: bool(peer.of(ev.ReplayFinished)))
+        path.unlink()
+        path.parent.rmdir()
+        await eventually(path.exists, timeout_s=8)
+        connector.retain()
+        await eventually(lambda: bool(peer.of(ev.Reported)))
+        await connector.close()
+
+
 async def test_a_file_that_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     path.write_text("precious")

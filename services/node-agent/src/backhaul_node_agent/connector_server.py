@@ -5,7 +5,7 @@ pings, is closed: the connector comes back and replays all.
 
 The newest agent takes the socket's path, whether the one before it is dead or alive: who may grant is decided by the
 node key in the registry and by whom the connector is connected to, never by the file. Connections of an older agent
-that still lives stay with it until either side ends them.
+that still lives stay with it until either side ends them; it takes the path again when nobody has it any more.
 """
 
 import asyncio
@@ -96,9 +96,13 @@ class ConnectorServer:
             def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 group.create_task(self._serve(reader, writer, hear))
 
-            server = await asyncio.start_unix_server(accept, sock=self._sock, limit=wire.MAX_LINE_BYTES)
-            async with server:
-                await self._watch_path()
+            while True:
+                server = await asyncio.start_unix_server(accept, sock=self._sock, limit=wire.MAX_LINE_BYTES)
+                try:
+                    await self._retake_path()
+                finally:
+                    # Connections that it accepted go on.
+                    server.close()
 
     def tell(self, engine_id: str, message: wire.Claimed | wire.Returned) -> None:
         """Writes a message to the engine's connector, if it is connected."""
@@ -126,11 +130,26 @@ class ConnectorServer:
         for connection in self._connections.values():
             connection.close()
 
-    async def _watch_path(self) -> None:
-        while _inode(self._path) == self._inode:
+    async def _retake_path(self) -> None:
+        """Waits until nobody has the path and takes it: something removed the socket, or its newer owner has ended."""
+        told = ""
+        while True:
             await self._clock.sleep(_SILENCE_S)
-        _log.warning("another agent has taken the connector socket", path=str(self._path))
-        await asyncio.Event().wait()
+            inode = _inode(self._path)
+            if inode == self._inode:
+                continue
+            problem = "another agent has taken it"
+            if not inode:
+                try:
+                    self._sock, self._inode = _listen(self._path)
+                except UnavailableError as error:
+                    problem = error.message
+                else:
+                    _log.warning("connector socket was gone, listening again", path=str(self._path))
+                    return
+            if problem != told:
+                _log.warning("connectors cannot reach this agent", path=str(self._path), problem=problem)
+            told = problem
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hear: ev.Hear) -> None:
         # A claim waits until its notice is in the socket: nothing may linger in the buffer unnoticed.
