@@ -45,6 +45,12 @@ def test_the_table_shows_every_turn_within_eighty_columns() -> None:
     ]
 
 
+def test_two_cold_turns_are_not_compared() -> None:
+    rows = [line.split() for line in shown(turn(route="cold"), turn()).splitlines() if " ms" in line]
+
+    assert [row[-1] for row in rows] == ["\N{EN DASH}", "3.0x"]
+
+
 @pytest.mark.parametrize(("reason", "named"), [("first_turn", False), ("not_found", True)])
 def test_a_cold_turn_says_why_unless_it_had_to_be_cold(reason: str, named: bool) -> None:
     assert (reason in shown(turn(route="cold", miss_reason=reason))) is named

@@ -17,11 +17,14 @@ from backhaul_local.engines import MODEL_NAME, EngineOptions
 from backhaul_local.interrupts import end_with_parent, raise_on_signals
 from backhaul_local.model_store import ensure_model
 from backhaul_local.processes import LocalError
-from backhaul_local.progress import ConsoleSteps
+from backhaul_local.progress import ConsoleSteps, Steps
 from backhaul_local.stack import Stack, StackOptions
 from backhaul_local.table import comparison, verdict
 
 _KEPT_STATES = 5
+_LOOKUP_BUDGET_S = 0.25
+"""Engines and services share the cores: a lookup now and then waits longer for one than the router's default allows."""
+
 _WARM_UP = Plan(turns=2, document_words=300, reply_tokens=80)
 """Enough for both engines to have met, in both directions, before anything is measured."""
 
@@ -30,11 +33,11 @@ _UP = """
 
 Try it:
 
-curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{{
+curl -iN {url}/v1/chat/completions -H 'content-type: application/json' -d '{{
   "model": "{model}", "stream": true, "max_tokens": 40,
   "messages": [{{"role": "user", "content": "Tell me about the road."}}]}}'
 
-or from Python:
+or, in .venv/bin/python:
 
 from openai import OpenAI
 
@@ -76,34 +79,34 @@ def _parser() -> argparse.ArgumentParser:
 
 
 @contextmanager
-def _stack(options: argparse.Namespace, console: Console) -> Iterator[Stack]:
+def _stack(options: argparse.Namespace, console: Console, steps: Steps) -> Iterator[Stack]:
     if not options.engine_python.exists():
         raise LocalError(f"no engine environment at {options.engine_python}: run `make install`")
     # Not resolved: the link in bin/ is what makes a Python that of an environment.
     engine_python = options.engine_python.absolute()
     state = options.state.resolve()
-    with ConsoleSteps(console) as steps:
-        steps.begin("Making the model")
-        model = ensure_model(engine_python, options.size, state / "models")
-        steps.end("Making the model")
-        stack_options = StackOptions(
-            engine_python=engine_python,
-            model=model,
-            state=_new_state(state / "stacks"),
-            prefill=[EngineOptions()] * options.prefill,
-            decode=[EngineOptions(ttl_s=480)] * options.decode,
-            registries=options.registries,
-            routers=options.routers,
-            default_ports=True,
-        )
-        with Stack(stack_options, steps) as stack:
-            try:
-                yield stack
-            except openai.OpenAIError:
-                console.print(f"A turn failed; logs are in {stack.logs}", soft_wrap=True)
-                raise
-            finally:
-                console.print("Stopping everything ...")
+    steps.begin("Making the model")
+    model = ensure_model(engine_python, options.size, state / "models")
+    steps.end("Making the model")
+    stack_options = StackOptions(
+        engine_python=engine_python,
+        model=model,
+        state=_new_state(state / "stacks"),
+        prefill=[EngineOptions()] * options.prefill,
+        decode=[EngineOptions(ttl_s=480)] * options.decode,
+        registries=options.registries,
+        routers=options.routers,
+        router_flags=["--lookup-budget-s", str(_LOOKUP_BUDGET_S)],
+        default_ports=True,
+    )
+    with Stack(stack_options, steps) as stack:
+        try:
+            yield stack
+        except openai.OpenAIError:
+            console.print(f"A turn failed; logs are in {stack.logs}", soft_wrap=True)
+            raise
+        finally:
+            console.print("Stopping everything ...")
 
 
 def _new_state(root: Path) -> Path:
@@ -117,32 +120,38 @@ def _new_state(root: Path) -> Path:
 
 def _run(options: argparse.Namespace, console: Console) -> int:
     plan = Plan(turns=options.turns, document_words=options.document_words, reply_tokens=options.reply_tokens)
-    with _stack(options, console) as stack:
-        console.print("Warming up ...")
+    with ConsoleSteps(console) as steps, _stack(options, console, steps) as stack:
+        url = stack.routers[0]
+        steps.begin("Warming up")
         for reuse in (False, True):
-            play(stack.routers[0], _WARM_UP, reuse=reuse)
-        without = _arm(stack.routers[0], plan, console, reuse=False)
-        with_reuse = _arm(stack.routers[0], plan, console, reuse=True)
+            play(url, _WARM_UP, reuse=reuse)
+        steps.end("Warming up")
+        without = _arm(url, plan, console, steps, reuse=False)
+        with_reuse = _arm(url, plan, console, steps, reuse=True)
         console.print(comparison(with_reuse, without))
         same, sentence = verdict(with_reuse, without)
         console.print(sentence, style="green" if same else "bold red")
     return 0 if same else 1
 
 
-def _arm(url: str, plan: Plan, console: Console, *, reuse: bool) -> Sequence[Turn]:
-    console.print(f"Conversation {'with' if reuse else 'without'} reuse:")
+def _arm(url: str, plan: Plan, console: Console, steps: Steps, *, reuse: bool) -> Sequence[Turn]:
+    arm = "with reuse" if reuse else "without reuse"
 
-    def show(turn: Turn) -> None:
+    def begin(number: int) -> None:
+        steps.begin(f"Turn {number} {arm}")
+
+    def end(number: int, turn: Turn) -> None:
+        steps.end(f"Turn {number} {arm}")
         beginning = " ".join(turn.text.split()[:6])
         console.print(
             f"  {turn.route}, {turn.prompt_tokens} tokens, {turn.ttft_s * 1000:.0f} ms: {beginning} ...", soft_wrap=True
         )
 
-    return play(url, plan, reuse=reuse, on_turn=show)
+    return play(url, plan, reuse=reuse, on_begin=begin, on_end=end)
 
 
 def _up(options: argparse.Namespace, console: Console) -> int:
-    with _stack(options, console) as stack:
+    with ConsoleSteps(console) as steps, _stack(options, console, steps) as stack:
         text = _UP.format(url=stack.routers[0], grpc=stack.grpc_routers[0], logs=stack.logs, model=MODEL_NAME)
         console.print(text, highlight=False, soft_wrap=True)
         try:

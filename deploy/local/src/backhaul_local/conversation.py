@@ -66,8 +66,17 @@ def document(words: int) -> str:
     return " ".join(text[:words])
 
 
-def play(url: str, plan: Plan, *, reuse: bool, on_turn: Callable[[Turn], None] = lambda _: None) -> Sequence[Turn]:
+def play(
+    url: str,
+    plan: Plan,
+    *,
+    reuse: bool,
+    on_begin: Callable[[int], None] = lambda _: None,
+    on_end: Callable[[int, Turn], None] = lambda _number, _turn: None,
+) -> Sequence[Turn]:
     """Has a conversation with the router at ``url``, under a cache salt of its own.
+
+    Tells ``on_begin`` and ``on_end`` the number of each turn, from 1 on.
 
     Raises openai.OpenAIError when a turn fails.
     """
@@ -79,12 +88,13 @@ def play(url: str, plan: Plan, *, reuse: bool, on_turn: Callable[[Turn], None] =
     ) as client:
         for index in range(plan.turns):
             question = QUESTIONS[index % len(QUESTIONS)]
+            on_begin(index + 1)
             text = question if index else f"{document(plan.document_words)}\n\n{question}"
             messages.append({"role": "user", "content": text})
             turn = _turn(client, messages, plan.reply_tokens, reuse=reuse, salt=salt)
             messages.append({"role": "assistant", "content": turn.text})
             turns.append(turn)
-            on_turn(turn)
+            on_end(index + 1, turn)
     return turns
 
 

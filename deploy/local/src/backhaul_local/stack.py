@@ -22,6 +22,7 @@ from backhaul_local.progress import SilentSteps, Steps
 _ENGINE_START_S = 300
 _SERVICE_START_S = 60
 _STOP_S = 15
+_WAITING = " (waiting for the engines)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,8 @@ class Stack:
         self._ports = Ports()
         self._sockets = Path()
         self._ready: dict[str, Callable[[], bool]] = {}
+        self._labels: dict[str, str] = {}
+        self._etcd_data = options.state / "etcd"
         self._exit = ExitStack()
         self.etcd_endpoint = ""
         self.registries: list[str] = []
@@ -103,6 +106,9 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._exit.close()
+        if not isinstance(error, Exception):
+            # 60 MB that nobody needs again; after a failure they may tell why.
+            shutil.rmtree(self._etcd_data, ignore_errors=True)
 
     @property
     def logs(self) -> Path:
@@ -203,8 +209,8 @@ class Stack:
 
     def _start_etcd(self) -> None:
         self.etcd_endpoint = self._address(2379)
-        data = self._options.state / "etcd"
-        spec = etcd_spec(client_port=_port(self.etcd_endpoint), peer_port=self._ports.take(), data=data)
+        peer_port = self._ports.take()
+        spec = etcd_spec(client_port=_port(self.etcd_endpoint), peer_port=peer_port, data=self._etcd_data)
         self._launch(spec, partial(http_ready, f"http://{self.etcd_endpoint}/health"))
         self._await(["etcd"], _SERVICE_START_S)
 
@@ -221,7 +227,8 @@ class Stack:
             flags = ["--engine-url", node.url, "--side-channel", node.side_channel, "--role", node.role]
             flags += ["--registry", ",".join(self.registries), "--listen", node.agent_address, "--node-id", node.name]
             flags += ["--connector-socket", str(node.socket), *self._options.agent_flags]
-            self._service(node.agent, "backhaul-node-agent", flags, partial(grpc_ready, node.agent_address))
+            ready = partial(grpc_ready, node.agent_address)
+            self._service(node.agent, "backhaul-node-agent", flags, ready, _WAITING)
 
     def _start_routers(self) -> None:
         for _ in range(self._options.routers):
@@ -234,21 +241,24 @@ class Stack:
         self.grpc_routers.append(grpc)
         flags = ["--listen-http", http, "--listen-grpc", grpc, "--registry", ",".join(self.registries), *more_flags]
         name = f"router-{index}"
-        self._service(name, "backhaul-router", flags, partial(http_ready, f"http://{http}/ready"))
+        self._service(name, "backhaul-router", flags, partial(http_ready, f"http://{http}/ready"), _WAITING)
         return name
 
-    def _service(self, name: str, script: str, flags: Sequence[str], ready: Callable[[], bool]) -> None:
+    def _service(
+        self, name: str, script: str, flags: Sequence[str], ready: Callable[[], bool], remark: str = ""
+    ) -> None:
         command = [str(Path(sys.executable).with_name(script)), *flags]
-        self._launch(ProcessSpec(name=name, command=command, env=self._options.env), ready)
+        self._launch(ProcessSpec(name=name, command=command, env=self._options.env), ready, remark)
 
-    def _launch(self, spec: ProcessSpec, ready: Callable[[], bool]) -> None:
+    def _launch(self, spec: ProcessSpec, ready: Callable[[], bool], remark: str = "") -> None:
         self._ready[spec.name] = ready
-        self._steps.begin(f"Starting {spec.name}")
+        self._labels[spec.name] = f"Starting {spec.name}{remark}"
+        self._steps.begin(self._labels[spec.name])
         self._supervisor.start(spec)
 
     def _await(self, names: Sequence[str], timeout_s: float) -> None:
         ready = {name: self._ready[name] for name in names}
-        self._supervisor.wait_for_all(ready, timeout_s, lambda name: self._steps.end(f"Starting {name}"))
+        self._supervisor.wait_for_all(ready, timeout_s, lambda name: self._steps.end(self._labels[name]))
 
     def _address(self, preferred: int) -> str:
         return f"{HOST}:{self._ports.take(preferred if self._options.default_ports else None)}"

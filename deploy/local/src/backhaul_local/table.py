@@ -28,9 +28,14 @@ def comparison(with_reuse: Sequence[Turn], without: Sequence[Turn]) -> Table:
             f"{on.computed_tokens:,}",
             f"{on.ttft_s * 1000:.0f} ms",
             f"{off.ttft_s * 1000:.0f} ms",
-            f"{off.ttft_s / on.ttft_s:.1f}x",
+            _ratio(on, off),
         )
     return table
+
+
+def _ratio(on: Turn, off: Turn) -> str:
+    """Two cold turns differ by chance only."""
+    return "\N{EN DASH}" if on.route == off.route == "cold" else f"{off.ttft_s / on.ttft_s:.1f}x"
 
 
 def _route(turn: Turn) -> str:
