@@ -58,10 +58,10 @@ class RouterStack:
         return engine
 
     async def lose(self, engine: FakeEngine) -> None:
-        """Removes an engine's node as an agent that leaves does; returns when the router knows."""
+        """Removes the node of an engine that was not well; returns when the router knows."""
         node_id = f"{engine.role}-{engine.port}"
         node = self.directory.nodes[node_id]
-        node.state = registry_pb2.NODE_STATE_DRAINING
+        node.state = registry_pb2.NODE_STATE_NOT_READY
         await self.directory.put(node)
         await self.directory.remove(node_id)
         await eventually(lambda: self.router.table.get(node_id) is None)

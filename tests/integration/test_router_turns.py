@@ -424,9 +424,10 @@ async def test_logs_tell_what_happened_and_nothing_that_was_said(
     stack: RouterStack, capsys: pytest.CaptureFixture[str]
 ) -> None:
     headers = {"x-session-id": "../../secret-session", "authorization": "Bearer secret-key"}
-    await stack.chat("secret words", headers=headers)
+    got = await stack.chat("secret words", headers=headers)
     out = "".join(capsys.readouterr())
-    assert "first_turn" in out
+    [line] = [line for line in out.splitlines() if "first_turn" in line]
+    assert got.headers["x-request-id"] in line
     assert "secret" not in out
     (lookup,) = stack.directory.lookups
     assert all(set(key) <= set("0123456789abcdef") for key in lookup.keys)

@@ -118,9 +118,16 @@ def test_an_orphaned_node_ends_when_its_engine_does_not_answer_or_is_listed_agai
     assert table.orphans == []
 
 
-@pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.NOT_READY])
-def test_a_node_that_said_goodbye_or_was_not_well_is_gone_at_once(state: NodeState) -> None:
+def test_a_node_that_was_not_well_is_gone_at_once() -> None:
     table = NodeTable()
-    table.replace([node("d1", state=state)])
+    table.replace([node("d1", state=NodeState.NOT_READY)])
     table.change([], ["d1"])
     assert len(table) == 0
+
+
+def test_an_engine_whose_agent_left_in_good_order_serves_on_where_no_listed_one_can() -> None:
+    table = NodeTable()
+    table.replace([node("d1", state=NodeState.DRAINING)])
+    assert table.ready(Role.DECODE, "m") == []
+    table.change([], ["d1"])
+    assert [n.node_id for n in table.ready(Role.DECODE, "m")] == ["d1"]

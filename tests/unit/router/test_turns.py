@@ -76,6 +76,13 @@ async def test_a_claim_that_was_not_spent_is_returned() -> None:
     assert done.answer.outcome.local_token_count == 32
 
 
+async def test_a_turn_whose_prefill_engine_read_nothing_is_not_called_warm() -> None:
+    bench = warm_bench()
+    bench.engines.prefill_steps = [hand_off(local=192, read=0, verified=195, spent=True)]
+    assert (await bench.chat("a", "b", "c")).served == ("cold", "not_needed")
+    assert bench.owner.returned == []
+
+
 async def test_a_refused_handle_that_was_spent_is_not_returned() -> None:
     bench = warm_bench()
     bench.engines.prefill_steps = [hand_off(refused="late", spent=True)]

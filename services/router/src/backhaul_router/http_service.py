@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
+import structlog
 from aiohttp import web
 
 from backhaul_common.errors import UnavailableError
@@ -89,8 +90,10 @@ class HttpService:
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
+        request_id = _request_id(request)
         try:
-            return await self._answered(request, _request_id(request))
+            with structlog.contextvars.bound_contextvars(request_id=request_id):
+                return await self._answered(request, request_id)
         finally:
             self._running.discard(task)
 

@@ -117,7 +117,7 @@ class Turns:
 
     def _check_model(self, model: str) -> None:
         if len(self._table) and not self._table.serves(model):
-            raise ApiError(404, "the model does not exist", code="model_not_found", param="model")
+            raise ApiError(404, f"the model {model!r} does not exist", code="model_not_found", param="model")
 
     def _begin(self, request: TurnRequest, body: TurnBody, tenant: str, outcome: Outcome, trace: TurnTrace) -> _Turn:
         salt = body.cache_salt
@@ -246,6 +246,8 @@ class Turns:
                 self._owner.give_back(turn.warm.grant.claim)
             if verdict.refused:
                 turn.outcome.cold(misses.handle_refused(verdict.refused))
+            elif not verdict.read:
+                turn.outcome.cold(misses.NOT_NEEDED)
         turn.outcome.prompt_token_count = hand.prompt_token_count
         if verdict is not None:
             turn.outcome.count(verdict)

@@ -1,7 +1,7 @@
 """The nodes as the registry last told, and which of them can work together."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -93,9 +93,9 @@ def _equal_if_known(one: str, other: str) -> bool:
 class NodeTable:
     """All nodes. Block sets of a node that is not ready, or not even listed, are nobody's business here.
 
-    A node that was READY and is listed no longer has lost its agent, not said goodbye (an agent that leaves is DRAINING
-    first), and its engine may well go on. It is *orphaned*: it serves turns where no listed node can, without reuse,
-    until it is listed again or `drop_orphan` is called because its engine does not answer.
+    A node that was well and is listed no longer has lost its agent, and its engine may well go on. It is *orphaned*: it
+    serves turns where no listed node can, without reuse, until it is listed again or `drop_orphan` is called as its
+    engine does not answer. That the agent left in good order (DRAINING first) says nothing about the engine.
     """
 
     def __init__(self) -> None:
@@ -111,8 +111,8 @@ class NodeTable:
         """Takes a change."""
         for node_id in removals:
             node = self._nodes.pop(node_id, None)
-            if node is not None and node.state is NodeState.READY:
-                self._orphans[node_id] = node
+            if node is not None and node.state is not NodeState.NOT_READY:
+                self._orphans[node_id] = replace(node, state=NodeState.READY)
         for node in upserts:
             self._nodes[node.node_id] = node
         served = {node.engine_url for node in self._nodes.values()}
