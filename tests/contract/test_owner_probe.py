@@ -9,6 +9,7 @@ import pytest
 import zmq.asyncio
 
 from backhaul_common.clock import SystemClock
+from backhaul_node_agent import engine_probe
 from backhaul_node_agent.core.node import ServerFacts, SideChannelFacts
 from backhaul_node_agent.engine_probe import EngineProbe, SideChannel, SideChannelError
 from tests.fakes.eventually import eventually
@@ -95,6 +96,21 @@ async def test_a_server_that_does_not_answer_keeps_its_models(context: zmq.async
         http.healthy = False
         await seen.becomes(lambda facts: not facts.healthy)
         assert seen.server.models == ("model-1",)
+
+
+async def test_a_server_that_is_late_is_healthy_until_it_is_late_three_times_in_a_row(
+    context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_probe, "_HTTP_S", 0.2)
+    async with FakeVllmHttp() as http, probing(context, http.url, 1) as seen:
+        await seen.becomes(lambda facts: facts.healthy)
+        http.late_count = 2
+        answers = len(seen.servers)
+        await eventually(lambda: not http.late_count and len(seen.servers) > answers + 2)
+        assert all(facts.healthy for facts in seen.servers)
+        http.late_count = 3
+        await seen.becomes(lambda facts: facts.problem == "the server does not answer: 3 time-outs in a row")
+        await seen.becomes(lambda facts: facts.healthy)
 
 
 async def test_a_proxy_in_the_environment_is_ignored(

@@ -1,5 +1,6 @@
 """The part of vLLM's HTTP server that says who it is: health, models, version."""
 
+import asyncio
 from types import TracebackType
 from typing import Self
 
@@ -11,6 +12,8 @@ class FakeVllmHttp:
 
     def __init__(self) -> None:
         self.healthy = True
+        self.late_count = 0
+        """Health checks that will not be answered."""
         self.models = ["model-1"]
         self.models_status = 200
         self.requests: list[str] = []
@@ -19,7 +22,7 @@ class FakeVllmHttp:
         application.router.add_get("/health", self._health)
         application.router.add_get("/v1/models", self._list_models)
         application.router.add_get("/version", self._version)
-        self._runner = web.AppRunner(application)
+        self._runner = web.AppRunner(application, handler_cancellation=True)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -44,6 +47,9 @@ class FakeVllmHttp:
 
     async def _health(self, request: web.Request) -> web.Response:
         self.requests.append(request.path)
+        if self.late_count:
+            self.late_count -= 1
+            await asyncio.Event().wait()
         return web.Response(status=200 if self.healthy else 503)
 
     async def _list_models(self, request: web.Request) -> web.Response:

@@ -1,7 +1,8 @@
 """What the vLLM server says of itself: health, models and version over HTTP, its engines over NIXL's side channel.
 
 Asks for ever, so that whatever changes is noticed: an adapter loaded later, an engine that restarted within a blink. A
-server that does not answer is not ready; only another engine id means that the engine before it is gone.
+server that does not answer is not ready; only another engine id means that the engine before it is gone. On a busy
+machine a healthy server answers late now and then: only several time-outs in a row count.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from backhaul_node_agent.core.node import ServerFacts, SideChannelFacts
 _log = structlog.get_logger(__name__)
 
 _HTTP_S = 2.0
+_HEALTH_ATTEMPTS = 3
 _SIDE_CHANNEL_S = 2.0
 _HEALTH_EVERY_S = 1.0
 _MODELS_EVERY_S = 5.0
@@ -132,11 +134,16 @@ class EngineProbe:
             await self._clock.sleep(_HEALTH_EVERY_S)
 
     async def _health_problem(self, http: aiohttp.ClientSession) -> str:
-        try:
-            async with http.get(f"{self._url}/health") as response:
-                return "" if response.status == 200 else f"the server's health check answers {response.status}"
-        except (aiohttp.ClientError, TimeoutError) as error:
-            return f"the server does not answer: {type(error).__name__}"
+        """Returns why the server is not healthy; empty when it is. Only time-outs are tried again."""
+        for _ in range(_HEALTH_ATTEMPTS):
+            try:
+                async with http.get(f"{self._url}/health") as response:
+                    return "" if response.status == 200 else f"the server's health check answers {response.status}"
+            except TimeoutError:
+                continue
+            except aiohttp.ClientError as error:
+                return f"the server does not answer: {type(error).__name__}"
+        return f"the server does not answer: {_HEALTH_ATTEMPTS} time-outs in a row"
 
     async def _details(self, http: aiohttp.ClientSession, known: ServerFacts) -> ServerFacts:
         """Returns the facts with models and version as they are now; what cannot be learnt stays as it was."""
