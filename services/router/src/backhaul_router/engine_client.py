@@ -123,12 +123,14 @@ class EngineClient:
         except (msgspec.MsgspecError, ValueError):
             return []
 
-    async def healthy(self, url: str) -> bool:
-        """Tells whether a server answers 200, soon. Never raises."""
+    async def health_failure(self, url: str) -> Failure | None:
+        """Returns how a server fails to answer 200, soon; None when it does. Never raises."""
         try:
-            return (await self._whole("GET", url, None, {}, _HEALTH_TIMEOUT_S)).status == 200
-        except EngineError:
-            return False
+            reply = await self._whole("GET", url, None, {}, _HEALTH_TIMEOUT_S)
+        except EngineError as error:
+            # A time-out while connecting is one too: the router may be waiting for a connection of its own pool.
+            return Failure.TIMEOUT if isinstance(error.__cause__, TimeoutError) else error.failure
+        return None if reply.status == 200 else Failure.UNAVAILABLE
 
     @asynccontextmanager
     async def decode(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[EngineStream]:
