@@ -11,7 +11,7 @@ import pytest
 from backhaul.registry.v1 import registry_pb2
 from backhaul_node_agent.core.node import NO_CONNECTOR
 from tests.contract.owner_node import owner_node, reuses
-from tests.fakes.connector import FakeConnector, hello
+from tests.fakes.connector import WEIGHTS, FakeConnector, hello
 from tests.fakes.eventually import eventually
 
 
@@ -28,6 +28,15 @@ async def test_an_engine_without_the_connector_joins_and_says_what_is_missing(tm
 async def test_a_node_joins_once_its_server_was_asked(tmp_path: Path) -> None:
     async with owner_node(tmp_path) as node:
         assert [record.state for record in node.registry.joined] == [registry_pb2.NODE_STATE_READY]
+
+
+async def test_the_first_record_waits_for_the_connector_and_names_the_weights(tmp_path: Path) -> None:
+    async with owner_node(tmp_path, connect=False) as node:
+        await eventually(lambda: "/version" in node.http.requests and bool(node.side_channel.asked))
+        await asyncio.sleep(0.5)
+        await node.connector.connect()
+        await node.ready()
+        assert [engine.weights_digest for engine in node.registry.joined[0].engines] == [WEIGHTS]
 
 
 async def test_a_node_that_is_not_ready_keeps_its_sets(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import secrets
 
 import structlog
@@ -29,6 +30,8 @@ from backhaul_node_agent.service import SERVICE_NAME, BlockSetServicer
 
 _log = structlog.get_logger(__name__)
 
+_CONNECTOR_S = 3.0
+"""How long the first join waits for a connector; one that has lost its agent is back within 2 s."""
 _TICK_S = 0.2
 _GRACE_S = 1.0
 _DRAIN_POLL_S = 0.02
@@ -50,6 +53,8 @@ class App:
         )
         self._warned: set[str] = set()
         self._ready: Readiness | None = None
+        self._join_by = math.inf
+        """Agent's clock: when the node joins even without a connector."""
         self.readiness_reason = ""
         """Why the node is not ready; empty when it is."""
         self.port = 0
@@ -100,6 +105,7 @@ class App:
             await stack.enter_async_context(grpc_server)
             self.port = grpc_server.port
             self._connectors.open()
+            self._join_by = self._clock.monotonic() + _CONNECTOR_S
             stack.callback(self._connectors.close)
             _log.info("listening", address=config.listen, node=config.node, session=self._session, role=config.role)
             await self._run_tasks(grpc_server, probe, stopping)
@@ -171,6 +177,9 @@ class App:
             # "Not asked yet" would take a node out of service whose agent has merely restarted.
             return
         engines = self._owner.engines()
+        if self._ready is None and not engines and self._clock.monotonic() < self._join_by:
+            # Nor may it lose its weights for a moment: routers would pair it with engines of other weights.
+            return
         record = node_record(
             server=self._server_facts,
             engines=engines,
