@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from backhaul.registry.v1 import registry_pb2
 from backhaul_node_agent.core.node import NO_CONNECTOR
@@ -37,6 +38,22 @@ async def test_the_first_record_waits_for_the_connector_and_names_the_weights(tm
         await node.connector.connect()
         await node.ready()
         assert [engine.weights_digest for engine in node.registry.joined[0].engines] == [WEIGHTS]
+
+
+@pytest.mark.parametrize(
+    ("settings", "warnings"),
+    [({}, 1), ({"advertise_engine_url": "http://10.0.0.7:8200"}, 0)],
+    ids=["loopback", "advertised"],
+)
+async def test_an_engine_url_that_routers_cannot_use_is_warned_of_at_start(
+    tmp_path: Path, settings: dict[str, str], warnings: int
+) -> None:
+    with capture_logs() as logs:
+        async with owner_node(tmp_path, connect=False, advertise="10.0.0.7:7201", **settings) as node:
+            await node.connector.connect()
+            await eventually(lambda: "node-1" in node.registry.nodes)
+            assert node.record.engine_url == settings.get("advertise_engine_url", node.http.url)
+    assert [log["event"] for log in logs].count("engine not reachable from elsewhere") == warnings
 
 
 async def test_a_node_that_is_not_ready_keeps_its_sets(tmp_path: Path) -> None:

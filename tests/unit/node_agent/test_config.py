@@ -20,6 +20,12 @@ def test_an_agent_that_listens_everywhere_says_where_it_is() -> None:
     assert Config(listen="0.0.0.0:7201", advertise="10.0.0.2:7201").node == "10.0.0.2:7201"
 
 
+def test_routers_are_told_the_engines_own_url_unless_another_is_given() -> None:
+    told = Config(engine_url="http://127.0.0.1:8200", advertise_engine_url="http://10.0.0.2:8200/")
+    assert (told.engine_url, told.advertised_engine_url) == ("http://127.0.0.1:8200", "http://10.0.0.2:8200")
+    assert Config(engine_url="http://10.0.0.2:8200").advertised_engine_url == "http://10.0.0.2:8200"
+
+
 def test_the_socket_is_named_for_the_node() -> None:
     assert Config(node_id="decode-1").socket_path.name == "decode-1.sock"
     assert Config(connector_socket="/tmp/a.sock").socket_path == Path("/tmp/a.sock")
@@ -38,6 +44,11 @@ def test_the_socket_is_named_for_the_node() -> None:
         {"registry": ("nowhere",)},
         {"engine_url": "127.0.0.1:8200"},
         {"engine_url": "http://127.0.0.1:8200/v1"},
+        {"engine_url": "http://:8200"},
+        {"engine_url": "http://[::1:8200"},
+        {"engine_url": ""},
+        {"advertise_engine_url": "10.0.0.2:8200"},
+        {"advertise_engine_url": "http://10.0.0.2:8200/v1"},
         {"node_id": "a/b"},
         {"lease_ttl_s": 1.0},
         {"lease_ttl_s": 61.0},

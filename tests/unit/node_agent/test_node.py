@@ -12,6 +12,7 @@ from backhaul_node_agent.core.node import (
     Readiness,
     ServerFacts,
     SideChannelFacts,
+    engine_url_problem,
     node_record,
     side_channel_problem,
 )
@@ -112,3 +113,21 @@ def test_a_record_stays_within_what_the_registry_accepts() -> None:
 )
 def test_a_side_channel_that_others_cannot_reach_is_a_problem(told: str, advertised: str, reachable: bool) -> None:
     assert (side_channel_problem(told, advertised) == "") == reachable
+
+
+@pytest.mark.parametrize(
+    ("told", "advertised", "reachable"),
+    [
+        ("http://127.0.0.1:8200", "127.0.0.1", True),
+        ("http://10.0.0.7:8200", "10.0.0.8", True),
+        ("https://decode-1.example", "10.0.0.8", True),
+        ("http://localhost:8200", "10.0.0.8", False),
+        ("http://127.0.0.1:8200", "agent.example", False),
+        ("http://[::1]:8200", "fd00::8", False),
+        ("http://0.0.0.0:8200", "10.0.0.8", False),
+    ],
+)
+def test_an_engine_that_routers_cannot_reach_is_a_problem(told: str, advertised: str, reachable: bool) -> None:
+    problem = engine_url_problem(told, advertised)
+    assert (problem == "") == reachable
+    assert reachable or "--advertise-engine-url" in problem

@@ -19,7 +19,14 @@ from backhaul_node_agent.connector_server import ConnectorServer
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.block_set import EngineFacts
 from backhaul_node_agent.core.life import Limits
-from backhaul_node_agent.core.node import Readiness, ServerFacts, SideChannelFacts, node_record, side_channel_problem
+from backhaul_node_agent.core.node import (
+    Readiness,
+    ServerFacts,
+    SideChannelFacts,
+    engine_url_problem,
+    node_record,
+    side_channel_problem,
+)
 from backhaul_node_agent.core.owner import Owner
 from backhaul_node_agent.engine_probe import EngineProbe, SideChannel
 from backhaul_node_agent.nixl_notifier import EngineAddress, NixlNotifier, open_nixl
@@ -108,6 +115,8 @@ class App:
             self._join_by = self._clock.monotonic() + _CONNECTOR_S
             stack.callback(self._connectors.close)
             _log.info("listening", address=config.listen, node=config.node, session=self._session, role=config.role)
+            if problem := engine_url_problem(config.advertised_engine_url, self._advertised_host):
+                _log.warning("engine not reachable from elsewhere", problem=problem)
             await self._run_tasks(grpc_server, probe, stopping)
 
     @property
@@ -202,7 +211,7 @@ class App:
                 session=self._session,
                 role=self._config.role,
                 agent_address=self._config.advertised,
-                engine_url=self._config.engine_url,
+                engine_url=self._config.advertised_engine_url,
             )
         )
 

@@ -4,8 +4,9 @@ import os
 import re
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from backhaul_common.addresses import Address, Addresses, split_address
 from backhaul_common.config import ServiceConfig
@@ -19,6 +20,8 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
 
     engine_url: str = "http://127.0.0.1:8200"
     """Base URL of the vLLM server beside this agent."""
+    advertise_engine_url: str = ""
+    """Base URL under which routers reach that server; empty: the same as engine_url."""
     side_channel: Address = "127.0.0.1:5601"
     """NIXL side channel of the server's first engine, as this agent reaches it; rank n listens n ports higher."""
     role: Literal["prefill", "decode"] = "decode"
@@ -48,10 +51,12 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severity that is logged."""
 
-    @field_validator("engine_url")
+    @field_validator("engine_url", "advertise_engine_url")
     @classmethod
-    def _url(cls, value: str) -> str:
-        if not re.match(r"^https?://[^/\s]+/?$", value):
+    def _url(cls, value: str, info: ValidationInfo) -> str:
+        if not value and info.field_name == "advertise_engine_url":
+            return value
+        if not re.match(r"^https?://[^/\s]+/?$", value) or not urlsplit(value).hostname:
             raise ValueError("must be a URL without a path, such as http://127.0.0.1:8200")
         return value.rstrip("/")
 
@@ -70,6 +75,11 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
     def advertised(self) -> str:
         """Address under which routers reach this agent."""
         return self.advertise or self.listen
+
+    @property
+    def advertised_engine_url(self) -> str:
+        """Base URL under which routers reach the vLLM server."""
+        return self.advertise_engine_url or self.engine_url
 
     @property
     def node(self) -> str:

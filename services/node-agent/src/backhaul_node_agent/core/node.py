@@ -4,6 +4,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from urllib.parse import urlsplit
 
 from backhaul_node_agent.core.block_set import EngineFacts
 
@@ -159,6 +160,16 @@ def side_channel_problem(side_channel_host: str, advertised_host: str) -> str:
     return (
         f"the engine tells its peers to reach it at {side_channel_host!r}, which no other machine can: "
         "set VLLM_NIXL_SIDE_CHANNEL_HOST to an address of this machine"
+    )
+
+
+def engine_url_problem(engine_url: str, advertised_host: str) -> str:
+    """Returns why routers elsewhere cannot reach the server that they are told of; empty when they can."""
+    if not _local(urlsplit(engine_url).hostname or "") or _local(advertised_host):
+        return ""
+    return (
+        f"routers are told to reach the engine at {engine_url}, which no other machine can: "
+        "set --advertise-engine-url to its URL with an address of this machine"
     )
 
 
