@@ -11,10 +11,8 @@ MUTANTS = (
         f"{_SOURCE}/scheduler.py",
         '            params["do_remote_prefill"] = True\n',
         "            pass\n",
-        (
-            f"{_TESTS}/test_decode.py::test_a_turn_of_the_decode_engine_alone_is_tracked_and_expires",
-            f"{_TESTS}/test_decode.py::test_a_turn_of_the_decode_engine_alone_can_be_released",
-        ),
+        # Its blocks stay pinned until the engine ends: no second test can start.
+        (f"{_TESTS}/test_decode.py::test_a_turn_of_the_decode_engine_alone_is_tracked_and_expires",),
         engines=True,
     ),
     Mutant(
@@ -27,9 +25,9 @@ MUTANTS = (
     ),
     Mutant(
         "drop-the-fences-word",
-        f"{_SOURCE}/connector.py",
-        "            results.failed_recving |= self._worker.fence.late(",
-        "            self._worker.fence.late(",
+        f"{_SOURCE}/fence.py",
+        "for req_id in completed & self._reads.keys():",
+        "for req_id in set[str]():",
         (f"{_TESTS}/test_prefill.py::test_a_read_that_ends_after_its_deadline_fails_the_leg_and_caches_nothing",),
         engines=True,
     ),
