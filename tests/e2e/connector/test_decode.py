@@ -60,10 +60,11 @@ def test_a_turn_that_ends_by_a_stop_string_retains_nothing(pair: Pair) -> None:
 def test_a_set_that_is_read_is_reported_as_freed(pair: Pair) -> None:
     before = pair.turn(pair.tokens(300))
     assert before.report is not None
+    set_id = before.report.set_id
 
     pair.turn([*before.history, *pair.tokens(40)], before.handle, keys=())
 
-    assert pair.decode.agent.wait(Freed, where=lambda freed: before.report.set_id in freed.set_ids)  # type: ignore[union-attr]
+    assert pair.decode.agent.wait(Freed, where=lambda freed: set_id in freed.set_ids)
 
 
 def test_a_turn_of_the_decode_engine_alone_is_tracked_and_expires(pair: Pair) -> None:

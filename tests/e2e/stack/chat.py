@@ -105,4 +105,8 @@ def opening(words: int = 300) -> Messages:
 
 def answered(messages: Sequence[Mapping[str, Any]], text: str, question: str = "And what came next?") -> Messages:
     """Returns the messages of the next turn."""
-    return [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": question}]  # type: ignore[list-item]
+    return [
+        *map(dict, messages),
+        {"role": "assistant", "content": text},
+        {"role": "user", "content": question},
+    ]

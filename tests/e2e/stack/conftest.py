@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,11 +112,11 @@ def tenants(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield clients
 
 
-def conversation(chat: Chat, turns: int = 1, **body: object) -> tuple[Messages, list[Reply]]:
+def conversation(chat: Chat, turns: int = 1, **body: Any) -> tuple[Messages, list[Reply]]:
     """Plays some turns; returns the messages of the turn after them, and the replies."""
     messages, replies = opening(), []
     for _ in range(turns):
-        reply = chat.send(messages, **body)  # type: ignore[arg-type]
+        reply = chat.send(messages, **body)
         assert reply.status == 200, reply.raw
         replies.append(reply)
         messages = answered(messages, reply.text)
