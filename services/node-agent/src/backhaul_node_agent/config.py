@@ -22,7 +22,7 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
     """Base URL of the vLLM server beside this agent."""
     advertise_engine_url: str = ""
     """Base URL under which routers reach that server; empty: the same as engine_url."""
-    side_channel: Address = "127.0.0.1:5601"
+    side_channel: Address = "127.0.0.1:5600"
     """NIXL side channel of the server's first engine, as this agent reaches it; rank n listens n ports higher."""
     role: Literal["prefill", "decode"] = "decode"
     """What the server does."""
