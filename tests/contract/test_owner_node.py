@@ -184,7 +184,7 @@ async def test_the_process_ends_with_0_on_sigterm_and_2_on_bad_configuration(tmp
     bad = await asyncio.create_subprocess_exec(*command, "--role", "both", stderr=asyncio.subprocess.PIPE)
     _, stderr = await bad.communicate()
     assert bad.returncode == 2
-    assert stderr.startswith(b"backhaul-node-agent: role: ")
+    assert stderr.startswith(b"backhaul-node-agent: --role: ")
 
     flags = ["--listen", "127.0.0.1:0", "--registry", "127.0.0.1:9", "--connector-socket", str(tmp_path / "a.sock")]
     agent = await asyncio.create_subprocess_exec(*command, *flags, stderr=asyncio.subprocess.DEVNULL)

@@ -49,8 +49,16 @@ def test_several_values_are_comma_separated(text: str, monkeypatch: pytest.Monke
     ("argv", "complaint"),
     [
         pytest.param(["--endpoints", "a:1", "--nope", "1"], "--nope", id="unknown flag"),
-        pytest.param(["--endpoints", "a:1", "--ttl-s", "soon"], "ttl_s: Input should be a valid number", id="type"),
-        pytest.param([], "endpoints: Field required", id="missing"),
+        pytest.param(
+            ["--endpoints", "a:1", "--ttl-s", "soon"],
+            "--ttl-s: Input should be a valid number",
+            id="type",
+        ),
+        pytest.param(
+            [],
+            "--endpoints is required (or BACKHAUL_SAMPLE_ENDPOINTS in the environment, or endpoints in the --config file)",
+            id="missing",
+        ),
         pytest.param(["--endpoints", "a:1", "--config", "/nonexistent"], "/nonexistent", id="no file"),
         pytest.param(["--endpoints", "a:1", "--lis", "x"], "--lis", id="abbreviation"),
     ],

@@ -6,7 +6,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic import BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
@@ -59,8 +59,10 @@ def load_config(cls: type[C], *, prog: str, argv: Sequence[str] | None = None) -
         values = {**_from_file(path), **_from_environment(cls), **flags}
         return cls(**values)
     except ValidationError as error:
-        _exit(prog, [f"{_name(item['loc'])}: {item['msg']}" for item in error.errors()])
-    except (OSError, ValueError) as error:
+        _exit(prog, [_problem(cls, item["type"], item["loc"], item["msg"]) for item in error.errors()])
+    except OSError as error:
+        _exit(prog, [f"--config {path} cannot be read: {error.strerror}"])
+    except ValueError as error:
         _exit(prog, [str(error)])
 
 
@@ -74,7 +76,9 @@ def _parser(cls: type[ServiceConfig], prog: str) -> argparse.ArgumentParser:
         if field.annotation is bool:
             parser.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, help=text)
         else:
-            parser.add_argument(flag, dest=name, metavar="VALUE", help=text)
+            choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+            metavar = "{" + ",".join(choices) + "}" if choices else "VALUE"
+            parser.add_argument(flag, dest=name, metavar=metavar, help=text)
     return parser
 
 
@@ -104,8 +108,15 @@ def _from_environment(cls: type[ServiceConfig]) -> dict[str, Any]:
     return EnvSettingsSource(cls)()
 
 
-def _name(location: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, location)) or "configuration"
+def _problem(cls: type[ServiceConfig], kind: str, location: tuple[int | str, ...], message: str) -> str:
+    if not location:
+        return message
+    name = str(location[0])
+    flag = f"--{name.replace('_', '-')}"
+    if kind == "missing":
+        prefix = cls.model_config.get("env_prefix", "")
+        return f"{flag} is required (or {prefix}{name.upper()} in the environment, or {name} in the --config file)"
+    return f"{flag if name in cls.model_fields else name}: {message}"
 
 
 def _exit(prog: str, problems: Sequence[str]) -> NoReturn:

@@ -13,7 +13,7 @@ from backhaul_router.config import Config
 def main() -> None:
     """Runs until a signal comes."""
     config = load_config(Config, prog="backhaul-router")
-    configure_logging(config.log_level, "router")
+    configure_logging(config.log_level, "backhaul-router")
     with configure_telemetry("backhaul-router"):
         code = run_service(lambda stopping: serve(config, stopping))
     sys.exit(code)
