@@ -74,7 +74,7 @@ async def test_sigterm_ends_streams_and_the_process_in_time(shared_etcd: EtcdPro
     [
         pytest.param(("--nonsense", "1"), {}, "--nonsense", id="flag"),
         pytest.param((), {"BACKHAUL_REGISTRY_NONSENSE": "1"}, "BACKHAUL_REGISTRY_NONSENSE", id="variable"),
-        pytest.param(("--pointer-ttl-s", "soon"), {}, "pointer_ttl_s", id="type"),
+        pytest.param(("--pointer-ttl-s", "soon"), {}, "--pointer-ttl-s", id="type"),
     ],
 )
 async def test_a_wrong_setting_ends_the_process_with_code_2_and_its_name(

@@ -56,7 +56,7 @@ def test_several_values_are_comma_separated(text: str, monkeypatch: pytest.Monke
         ),
         pytest.param(
             [],
-            "--endpoints is required (or BACKHAUL_SAMPLE_ENDPOINTS in the environment, or endpoints in the --config file)",
+            "--endpoints is required (or BACKHAUL_SAMPLE_ENDPOINTS in the environment, or endpoints in the --config",
             id="missing",
         ),
         pytest.param(["--endpoints", "a:1", "--config", "/nonexistent"], "/nonexistent", id="no file"),
