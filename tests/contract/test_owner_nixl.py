@@ -3,7 +3,6 @@
 import asyncio
 import builtins
 import contextlib
-import importlib.util
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -16,10 +15,6 @@ from backhaul_node_agent.engine_probe import SideChannel
 from backhaul_node_agent.nixl_notifier import EngineAddress, NixlAgent, NixlNotifier, open_nixl
 from tests.fakes.eventually import eventually
 from tests.fakes.side_channel import FakeSideChannel
-
-needs_nixl = pytest.mark.skipif(
-    importlib.util.find_spec("nixl") is None, reason="nixl is optional: see requirements-nixl.txt"
-)
 
 
 @pytest.fixture
@@ -130,11 +125,10 @@ def test_without_nixl_one_line_says_what_cannot_be_done(monkeypatch: pytest.Monk
     assert "cannot release or renew" in logs[0]["event"]
 
 
-@needs_nixl
 async def test_a_real_nixl_agent_gets_the_notifications(context: zmq.asyncio.Context) -> None:
     loop = asyncio.get_running_loop()
     engine_agent: Any = await loop.run_in_executor(None, open_nixl, "fake-engine")
-    assert engine_agent is not None
+    assert engine_agent is not None, "the tests need nixl: pip install --no-deps -r requirements-nixl.txt"
     got: list[bytes] = []
 
     def poll() -> bool:

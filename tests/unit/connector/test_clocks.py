@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import msgspec
 import pytest
@@ -196,7 +197,7 @@ async def test_the_oldest_is_forgotten_when_there_are_too_many(monkeypatch: pyte
     with running(lambda *_: offset(0.0)) as clocks:
         for name in "abc":
             clocks.watch(name, "host", 1)
-            await eventually(lambda name=name: known(clocks, name))  # type: ignore[misc]
+            await eventually(partial(known, clocks, name))
 
         assert [known(clocks, name) for name in "abc"] == [False, True, True]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_connector.anchors import Anchors, verified_count
-from backhaul_connector.decode import OpenTurn, label_of, opened
+from backhaul_connector.decode import OpenTurn, label_of, opened, settled
 from backhaul_connector.wire import TurnLabel
 from backhaul_registry.core.rules import check_id
 from tests.fakes.block_sets import IDENTITY, engine_params
@@ -135,3 +135,21 @@ def test_blocks_of_all_groups_are_counted() -> None:
 
     assert report is not None
     assert report.block_count == 5
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "count", "ids"),
+    [
+        pytest.param(0, 97, [[1, 2, 3, 4]], id="nothing in flight"),
+        pytest.param(1, 96, [[1, 2, 3]], id="one token, the only one of its block"),
+        pytest.param(2, 95, [[1, 2, 3]], id="two tokens"),
+    ],
+)
+def test_tokens_of_a_step_in_flight_are_not_reported(in_flight: int, count: int, ids: list[list[int]]) -> None:
+    given = {"remote_num_tokens": 97, "remote_block_ids": ([1, 2, 3, 4],), "remote_port": 5}
+
+    cut = settled(given, in_flight, block_size=32)
+
+    assert (cut["remote_num_tokens"], [list(group) for group in cut["remote_block_ids"]]) == (count, ids)
+    assert cut["remote_port"] == 5
+    assert given["remote_num_tokens"] == 97

@@ -36,7 +36,9 @@ _MARGIN_S = 0.005
 class IndexService(IndexServiceServicer):
     """Finds, keeps, removes, lists and watches pointers.
 
-    Streams are plain coroutines that write to the context, so that all their tasks end inside the call.
+    Streams are plain coroutines that write to the context, so that all their tasks end inside the call. gRPC allows
+    that (grpc.aio, ``ServicerContext.write``); the generated base class is typed for generators only, so mypy is told to
+    ignore it.
     """
 
     def __init__(self, store: PointerStore, hub: Hub[Pointer], stopping: asyncio.Event, *, ttl_s: float) -> None:

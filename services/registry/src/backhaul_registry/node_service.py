@@ -30,7 +30,9 @@ LIFE_SIGN_S = 10.0
 class NodeService(NodeServiceServicer):
     """Joins, lists and watches nodes.
 
-    Streams are plain coroutines that write to the context, so that all their tasks end inside the call.
+    Streams are plain coroutines that write to the context, so that all their tasks end inside the call. gRPC allows
+    that (grpc.aio, ``ServicerContext.write``); the generated base class is typed for generators only, so mypy is told to
+    ignore it.
     """
 
     def __init__(

@@ -37,6 +37,19 @@ def opened(
     return OpenTurn(label, identity=identity, prompt=prompt, extras=extras, block_size=block_size)
 
 
+def settled(params: Mapping[str, Any], in_flight: int, block_size: int) -> dict[str, Any]:
+    """Cuts what the engine retains to the tokens whose KV is certainly written.
+
+    ``in_flight`` tokens are those of a step that was scheduled before the turn's end was known: vLLM counts them as
+    computed already. Only for an engine whose handles may be cut (one full-attention group).
+    """
+    if not in_flight:
+        return dict(params)
+    count = params["remote_num_tokens"] - in_flight
+    ids = [list(group[: -(-count // block_size)]) for group in params["remote_block_ids"]]
+    return {**params, "remote_num_tokens": count, "remote_block_ids": ids}
+
+
 class OpenTurn:
     """A labelled turn while it runs. The prompt is digested when it arrives, the output when it ends."""
 

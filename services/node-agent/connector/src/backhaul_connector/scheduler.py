@@ -113,11 +113,7 @@ class SchedulerSide:
         return None if request.num_in_flight_tokens and not self._layout.trims else turn
 
     def retained(self, turn: decode.OpenTurn, request: "Request", params: dict[str, Any]) -> None:
-        if in_flight := request.num_in_flight_tokens:
-            count = params["remote_num_tokens"] - in_flight
-            blocks = -(-count // self._block_size)
-            ids = [list(group[:blocks]) for group in params["remote_block_ids"]]
-            params = {**params, "remote_num_tokens": count, "remote_block_ids": ids}
+        params = decode.settled(params, request.num_in_flight_tokens, self._block_size)
         report = turn.close(params, request.all_token_ids, params["remote_blocks_expiry_time"])
         if report is None:
             _log.warning("Backhaul: a turn ended with fewer tokens than its prompt; it is not reported")
