@@ -31,8 +31,8 @@ class NodeService(NodeServiceServicer):
     """Joins, lists and watches nodes.
 
     Streams are plain coroutines that write to the context, so that all their tasks end inside the call. gRPC allows
-    that (grpc.aio, ``ServicerContext.write``); the generated base class is typed for generators only, so mypy is told to
-    ignore it.
+    that (grpc.aio, ``ServicerContext.write``), but the generated base class is typed for generators only: the type
+    checker is told to ignore the difference.
     """
 
     def __init__(
