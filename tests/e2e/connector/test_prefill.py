@@ -153,6 +153,8 @@ def test_a_handle_is_used_once(pair: Pair) -> None:
     again = pair.turn(prompt, before.handle, keys=())
 
     assert again.first.verdict["refused"] == "used"
+    # The first use may still be reading: the router must not return the claim.
+    assert again.first.verdict["spent"]
     assert again.second.tokens == pair.alone(prompt)
 
 

@@ -95,7 +95,7 @@ class SchedulerSide:
         if not params or params.get("_remote_blocks_processed"):
             return
         if (verdict := self._verdicts.get(request.request_id)) is not None:
-            spent = bool(params.get("remote_block_ids"))
+            spent = verdict.spent or bool(params.get("remote_block_ids"))
             self._verdicts[request.request_id] = msgspec.structs.replace(verdict, read=external, spent=spent)
         elif decode.label_of(params) is not None and external == 0:
             params["do_remote_prefill"] = True
