@@ -1,0 +1,35 @@
+"""Errors in OpenAI's form, as vLLM 0.32 words them (``entrypoints/serve/exception_handling``)."""
+
+from typing import Any
+
+
+class RefusedError(Exception):
+    """The server answers with an error."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.document: dict[str, Any] = {
+            "error": {"message": message, "type": kind, "param": param, "code": status},
+        }
+
+
+def invalid_field(message: str, param: str | None) -> RefusedError:
+    """Returns the error for a body that is not valid (``handlers/validation.py``)."""
+    return RefusedError(f"1 validation error:\n  {message}", kind="Bad Request", param=param)
+
+
+def failed() -> RefusedError:
+    """Returns the bare 500 of a request whose KV blocks could not be loaded: no reason is given.
+
+    vLLM: ``_raise_if_error`` in ``entrypoints/generate/base/serving.py``.
+    """
+    return RefusedError("Internal server error", status=500, kind="InternalServerError")
+
+
+def engine_dead() -> RefusedError:
+    """Returns the error of a server whose engine has ended."""
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    return RefusedError(message, status=500, kind="InternalServerError")

@@ -1,0 +1,103 @@
+"""The tokenizer: one token per word.
+
+A generated token ``n`` is the word ``tn``, so an answer that comes back as history is made of the same tokens again.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from backhaul_simulator.model import END, FIRST_WORD
+
+_START = 1
+"""Before each message of a chat."""
+
+_ROLES = {"system": 3, "developer": 3, "user": 4, "assistant": 5, "tool": 6}
+_TOOLS = 7
+_EXTRAS = 8
+
+_WORD = re.compile(r"t\d{1,9}(?!\w)|\w{1,12}|[^\w\s]")
+
+_LONGEST_CHARS = 12
+"""Characters that one token has at most."""
+
+
+class MediaError(ValueError):
+    """A chat has content that is no text."""
+
+
+class Tokenizer:
+    """Text to tokens and back; special tokens (ids below `FIRST_WORD`) come from the chat template alone."""
+
+    max_chars_per_token = _LONGEST_CHARS
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+
+    def encode(self, text: str) -> list[int]:
+        """Returns one token per word or punctuation mark. Words of people may share a token."""
+        return [self._id(word) for word in _WORD.findall(text)]
+
+    def decode(self, token: int) -> str:
+        """Returns the text of a generated token; none for a special one."""
+        return f" t{token}" if token >= FIRST_WORD else ""
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        extras: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """Returns the tokens of a chat.
+
+        ``extras`` are further arguments of the template, which here are simply part of the prompt. An assistant's
+        message has the tokens that were generated for it, between those of its role and `END`.
+
+        Raises MediaError for content that is no text.
+        """
+        tokens: list[int] = []
+        if tools:
+            tokens += [_START, _TOOLS, *self.encode(_text_of(tools)), END]
+        if extras:
+            tokens += [_START, _EXTRAS, *self.encode(_text_of(extras)), END]
+        for message in messages:
+            tokens += [_START, _ROLES.get(str(message.get("role")), _ROLES["user"])]
+            tokens += self.encode("\n".join(_parts(message)))
+            tokens.append(END)
+        if continue_final_message and messages:
+            tokens.pop()
+        elif add_generation_prompt:
+            tokens += [_START, _ROLES["assistant"]]
+        return tokens
+
+    def _id(self, word: str) -> int:
+        if word[0] == "t" and word[1:].isascii() and word[1:].isdigit():
+            token = int(word[1:])
+            if FIRST_WORD <= token < self._vocabulary:
+                return token
+        return FIRST_WORD + zlib.crc32(word.encode()) % (self._vocabulary - FIRST_WORD)
+
+
+def _parts(message: Mapping[str, Any]) -> Iterable[str]:
+    content = message.get("content")
+    if isinstance(content, str):
+        yield content
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, str):
+            yield part
+        elif part.get("type", "text") in ("text", "refusal"):
+            yield str(part.get("text") or part.get("refusal") or "")
+        else:
+            raise MediaError(f"At most 0 {part['type'].removesuffix('_url')}(s) may be provided in one prompt.")
+    for name in ("reasoning", "tool_calls", "tool_call_id", "name"):
+        if message.get(name):
+            yield _text_of(message[name])
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
