@@ -67,6 +67,11 @@ class Watching(_Call):
         return message
 
 
+def resuming(message: pb.WatchNodesResponse) -> pb.WatchNodesRequest:
+    """Returns the request of a client that has seen ``message`` and comes back."""
+    return pb.WatchNodesRequest(start_revision=message.revision, start_digest=message.digest)
+
+
 class Joining(_Call):
     """A node's join stream."""
 

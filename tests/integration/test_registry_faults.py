@@ -19,7 +19,7 @@ from tests.fakes import samples
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.eventually import eventually
 from tests.fakes.registry_process import Registry, running_registry
-from tests.fakes.streams import Joining, Publishing, Watching
+from tests.fakes.streams import Joining, Publishing, Watching, resuming
 
 pytestmark = pytest.mark.etcd
 
@@ -74,7 +74,7 @@ async def test_etcd_killed_and_restarted_on_its_data(registry: Registry, own_etc
         await publish.open()
         await publish.batch([samples.pointer()])
         async with Watching(registry.nodes.WatchNodes(pb.WatchNodesRequest())) as watch:
-            seen = (await watch.next()).revision
+            seen = await watch.next()
             own_etcd.kill()
             assert (await watch.failure()).reason == "ETCD_UNAVAILABLE"
         assert not await is_serving(registry)
@@ -88,7 +88,7 @@ async def test_etcd_killed_and_restarted_on_its_data(registry: Registry, own_etc
         await publish.batch([samples.pointer("set-2")])
     async with Joining(registry.nodes) as join:
         await join.join(samples.node(state_reason="back"), lease_id=lease_id)
-        async with Watching(registry.nodes.WatchNodes(pb.WatchNodesRequest(start_revision=seen))) as watch:
+        async with Watching(registry.nodes.WatchNodes(resuming(seen))) as watch:
             assert (await watch.next()).WhichOneof("what") == "resumed"
             assert [node.node_id for node in (await watch.next()).change.upserts] == ["d1"]
 
@@ -123,7 +123,7 @@ async def test_a_compaction_while_the_watch_is_cut_loses_nothing(registry: Regis
     async with Joining(registry.nodes) as first, Joining(registry.nodes) as second:
         await first.join(samples.node("d1"))
         async with Watching(registry.nodes.WatchNodes(pb.WatchNodesRequest())) as watch:
-            seen = (await watch.next()).revision
+            seen = await watch.next()
         own_etcd.kill()
         own_etcd.start()
         await eventually(lambda: "d1" in own_etcd.etcdctl("get", "--prefix", "/", "--keys-only"))
@@ -133,7 +133,7 @@ async def test_a_compaction_while_the_watch_is_cut_loses_nothing(registry: Regis
         own_etcd.etcdctl("compact", revision)
         await serves(registry)
         await second.join(samples.node("d2"))
-        async with Watching(registry.nodes.WatchNodes(pb.WatchNodesRequest(start_revision=seen))) as watch:
+        async with Watching(registry.nodes.WatchNodes(resuming(seen))) as watch:
             opening = await watch.next()
             assert opening.WhichOneof("what") == "resumed"
             await watch.until(lambda message: "d2" in {node.node_id for node in message.change.upserts})
@@ -154,7 +154,7 @@ async def test_etcd_restored_from_an_old_snapshot_starts_a_new_history(
             own_etcd.start()
             assert (await watch.failure()).reason in ("ETCD_UNAVAILABLE", "HISTORY_LOST")
         await serves(registry)
-        async with Watching(registry.nodes.WatchNodes(pb.WatchNodesRequest(start_revision=opening.revision))) as watch:
+        async with Watching(registry.nodes.WatchNodes(resuming(opening))) as watch:
             anew = await watch.next()
             assert [node.node_id for node in anew.snapshot.nodes] == ["d1"]
             assert anew.revision < opening.revision

@@ -1,6 +1,7 @@
 """The node directory against a real etcd."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import grpc
@@ -8,12 +9,15 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from backhaul.registry.v1 import registry_pb2 as pb
+from backhaul_common.clock import SystemClock
 from backhaul_common.grpc_client import to_error
+from backhaul_router.core.nodes import NodeTable
+from backhaul_router.registry_client import RegistryClient
 from tests.fakes import samples
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.eventually import eventually
 from tests.fakes.registry_process import Registry, running_registry
-from tests.fakes.streams import Joining, Watching
+from tests.fakes.streams import Joining, Watching, resuming
 
 pytestmark = pytest.mark.etcd
 
@@ -172,14 +176,33 @@ async def test_a_watch_starts_with_a_snapshot_and_tells_every_change(registry: R
 
 async def test_a_watch_resumes_without_a_gap(registry: Registry) -> None:
     async with Watching(registry.nodes.WatchNodes(pb.WatchNodesRequest())) as watch:
-        seen = (await watch.next()).revision
+        seen = await watch.next()
     async with Joining(registry.nodes) as stream:
         await stream.join(samples.node())
         async with Watching(registry.nodes.WatchNodes(pb.WatchNodesRequest())) as watch:
             await watch.until(lambda message: "d1" in {node.node_id for node in message.snapshot.nodes})
-        async with Watching(registry.nodes.WatchNodes(pb.WatchNodesRequest(start_revision=seen))) as watch:
+        async with Watching(registry.nodes.WatchNodes(resuming(seen))) as watch:
             assert (await watch.next()).WhichOneof("what") == "resumed"
             assert [node.node_id for node in (await watch.next()).change.upserts] == ["d1"]
+
+
+async def test_a_router_takes_a_directory_that_comes_in_parts(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backhaul_registry.convert.NODES_PER_MESSAGE", 2)
+    table = NodeTable()
+    async with (
+        contextlib.AsyncExitStack() as stack,
+        RegistryClient([registry.address], table=table, clock=SystemClock()) as client,
+    ):
+        for number in range(5):
+            stream = await stack.enter_async_context(Joining(registry.nodes))
+            await stream.join(samples.node(f"d{number}", engine_url=f"http://127.0.0.1:{8200 + number}"))
+        watching = asyncio.create_task(client.watch())
+        await eventually(lambda: len(table) > 0)
+        assert sorted(node.node_id for node in table) == [f"d{number}" for number in range(5)]
+        watching.cancel()
+        await asyncio.wait([watching])
 
 
 @pytest.mark.parametrize("revision", [1, 1 << 40], ids=["too old", "from another history"])

@@ -36,6 +36,13 @@ def test_another_history_is_told_whole(revision: int, cluster_id: int) -> None:
     assert update == Update(revision, (kv("a", 1),), (b"b",), listed=True, reset=True)
 
 
+def test_a_restored_history_that_reached_the_same_revision_again_is_told() -> None:
+    following = Following()
+    following.listed(Listing((kv("a", 4), kv("b", 5)), 5, False, 1))
+    update = following.listed(Listing((kv("a", 4), kv("b", 5, b"other")), 9, False, 1))
+    assert update == Update(9, (kv("b", 5, b"other"),), listed=True)
+
+
 def test_a_batch_moves_the_revision_and_a_sign_of_life_does_not() -> None:
     following = Following()
     following.listed(Listing((kv("a", 1),), 5, False, 1))

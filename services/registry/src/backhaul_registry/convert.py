@@ -4,11 +4,24 @@ Conversion is of form only, and raises InvalidArgumentError for enum values that
 content.
 """
 
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
 from backhaul.registry.v1 import registry_pb2 as pb
 from backhaul_common.durations import duration, seconds
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_registry.core.feed import Change, Opening
 from backhaul_registry.core.model import Engine, Node, NodeState, Pointer, PointerId, Role
+
+NODES_PER_MESSAGE = 200
+"""Nodes of one message of a watch: 12.5 MiB at most."""
+
+POINTERS_PER_MESSAGE = 5_000
+"""Pointers of one message of a watch: 9 MiB at most, 1 MiB as a rule."""
+
+T = TypeVar("T")
+
+_MORE: dict[str, Any] = {"more": True}
 
 _ROLES = {Role.PREFILL: pb.ROLE_PREFILL, Role.DECODE: pb.ROLE_DECODE}
 _STATES = {
@@ -92,44 +105,65 @@ def node_from_proto(message: pb.Node) -> Node:
     )
 
 
-def nodes_opening(opening: Opening[Node]) -> pb.WatchNodesResponse:
-    """Returns the first message of a watch of nodes."""
+def nodes_opening(opening: Opening[Node]) -> Iterator[pb.WatchNodesResponse]:
+    """Yields the first messages of a watch of nodes."""
+    where: dict[str, Any] = {"revision": opening.revision, "digest": opening.digest}
     if opening.snapshot is None:
-        resumed = pb.WatchNodesResponse.Resumed()
-        return pb.WatchNodesResponse(revision=opening.revision, resumed=resumed)
-    nodes = (node_to_proto(node) for _, node in sorted(opening.snapshot.items()))
-    return pb.WatchNodesResponse(revision=opening.revision, snapshot=pb.WatchNodesResponse.Snapshot(nodes=nodes))
+        yield pb.WatchNodesResponse(resumed=pb.WatchNodesResponse.Resumed(), **where)
+        return
+    nodes = [node for _, node in sorted(opening.snapshot.items())]
+    for part, last in _parts(nodes, NODES_PER_MESSAGE):
+        snapshot = pb.WatchNodesResponse.Snapshot(nodes=map(node_to_proto, part))
+        yield pb.WatchNodesResponse(snapshot=snapshot, **(where if last else _MORE))
 
 
-def nodes_change(change: Change[Node]) -> pb.WatchNodesResponse:
-    """Returns a later message of a watch of nodes."""
-    if not change.upserts and not change.removals:
-        return pb.WatchNodesResponse(revision=change.revision)
-    body = pb.WatchNodesResponse.Change(
-        upserts=map(node_to_proto, change.upserts.values()),
-        removals=(node.node_id for node in change.removals.values()),
-    )
-    return pb.WatchNodesResponse(revision=change.revision, change=body)
+def nodes_change(change: Change[Node]) -> Iterator[pb.WatchNodesResponse]:
+    """Yields the later messages of a watch of nodes; a sign of life for a change without content."""
+    where: dict[str, Any] = {"revision": change.revision, "digest": change.digest}
+    steps = [*change.upserts.values(), *(node.node_id for node in change.removals.values())]
+    if not steps:
+        yield pb.WatchNodesResponse(**where)
+        return
+    for part, last in _parts(steps, NODES_PER_MESSAGE):
+        body = pb.WatchNodesResponse.Change(
+            upserts=(node_to_proto(step) for step in part if isinstance(step, Node)),
+            removals=(step for step in part if isinstance(step, str)),
+        )
+        yield pb.WatchNodesResponse(change=body, **(where if last else _MORE))
 
 
-def pointers_opening(opening: Opening[Pointer], scope: str) -> pb.WatchBlockSetsResponse:
-    """Returns the first message of a watch of pointers; of one scope unless it is empty."""
+def pointers_opening(opening: Opening[Pointer], scope: str) -> Iterator[pb.WatchBlockSetsResponse]:
+    """Yields the first messages of a watch of pointers; of one scope unless it is empty."""
+    where: dict[str, Any] = {"revision": opening.revision, "digest": opening.digest}
     if opening.snapshot is None:
-        resumed = pb.WatchBlockSetsResponse.Resumed()
-        return pb.WatchBlockSetsResponse(revision=opening.revision, resumed=resumed)
-    pointers = (pointer_to_proto(p) for _, p in sorted(opening.snapshot.items()) if scope in ("", p.scope))
-    snapshot = pb.WatchBlockSetsResponse.Snapshot(pointers=pointers)
-    return pb.WatchBlockSetsResponse(revision=opening.revision, snapshot=snapshot)
+        yield pb.WatchBlockSetsResponse(resumed=pb.WatchBlockSetsResponse.Resumed(), **where)
+        return
+    pointers = [pointer for _, pointer in sorted(opening.snapshot.items()) if scope in ("", pointer.scope)]
+    for part, last in _parts(pointers, POINTERS_PER_MESSAGE):
+        snapshot = pb.WatchBlockSetsResponse.Snapshot(pointers=map(pointer_to_proto, part))
+        yield pb.WatchBlockSetsResponse(snapshot=snapshot, **(where if last else _MORE))
 
 
-def pointers_change(change: Change[Pointer], scope: str) -> pb.WatchBlockSetsResponse:
-    """Returns a later message of a watch of pointers; without a change when none is in the scope."""
-    upserts = [pointer_to_proto(p) for p in change.upserts.values() if scope in ("", p.scope)]
-    removals = [pointer_id_to_proto(p.id) for p in change.removals.values() if scope in ("", p.scope)]
+def pointers_change(change: Change[Pointer], scope: str) -> Iterator[pb.WatchBlockSetsResponse]:
+    """Yields the later messages of a watch of pointers; a sign of life when nothing of the scope changed."""
+    where: dict[str, Any] = {"revision": change.revision, "digest": change.digest}
+    upserts = [pointer for pointer in change.upserts.values() if scope in ("", pointer.scope)]
+    removals = [pointer.id for pointer in change.removals.values() if scope in ("", pointer.scope)]
     if not upserts and not removals:
-        return pb.WatchBlockSetsResponse(revision=change.revision)
-    body = pb.WatchBlockSetsResponse.Change(upserts=upserts, removals=removals)
-    return pb.WatchBlockSetsResponse(revision=change.revision, change=body)
+        yield pb.WatchBlockSetsResponse(**where)
+        return
+    for part, last in _parts([*upserts, *removals], POINTERS_PER_MESSAGE):
+        body = pb.WatchBlockSetsResponse.Change(
+            upserts=(pointer_to_proto(step) for step in part if isinstance(step, Pointer)),
+            removals=(pointer_id_to_proto(step) for step in part if isinstance(step, PointerId)),
+        )
+        yield pb.WatchBlockSetsResponse(change=body, **(where if last else _MORE))
+
+
+def _parts(items: Sequence[T], size: int) -> Iterator[tuple[Sequence[T], bool]]:
+    """Cuts a sequence into pieces of at most ``size``, at least one, and tells the last."""
+    for start in range(0, max(1, len(items)), size):
+        yield items[start : start + size], start + size >= len(items)
 
 
 def _engine_to_proto(engine: Engine) -> pb.Engine:

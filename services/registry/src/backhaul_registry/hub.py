@@ -46,7 +46,9 @@ class Subscription(Generic[T]):
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
         except TimeoutError:
-            return None
+            # What came in this very moment must not be overtaken by a sign of life at a later revision.
+            if not self._wake.is_set():
+                return None
         if self._ended is not None:
             raise self._ended
         change = self._queue.get_nowait()
@@ -95,9 +97,9 @@ class Hub(Generic[T]):
         self._update_wanted()
 
     @property
-    def revision(self) -> int:
-        """Revision that every client has been told of, or is about to be."""
-        return self._feed.revision
+    def quiet(self) -> Change[T]:
+        """A sign of life, for a client that has been told everything."""
+        return self._feed.quiet
 
     @property
     def following(self) -> bool:
@@ -123,7 +125,7 @@ class Hub(Generic[T]):
             self._waiting -= 1
             self._update_wanted()
 
-    async def subscribe(self, start_revision: int) -> Subscription[T]:
+    async def subscribe(self, start_revision: int, start_digest: int) -> Subscription[T]:
         """Opens a subscription; within `watching`, and to be given back to `unsubscribe`.
 
         Raises UnavailableError (ETCD_UNAVAILABLE) when there is no listing in time.
@@ -133,7 +135,7 @@ class Hub(Generic[T]):
                 await self._listed.wait()
         except TimeoutError:
             raise UnavailableError("ETCD_UNAVAILABLE", "etcd does not answer") from None
-        subscription = Subscription(self._feed.open(start_revision))
+        subscription = Subscription(self._feed.open(start_revision, start_digest))
         self._subscriptions.add(subscription)
         return subscription
 

@@ -83,20 +83,23 @@ class IndexService(IndexServiceServicer):
     async def _watch(self, request: pb.WatchBlockSetsRequest, context: Context) -> None:
         scope = request.scope
         with self._hub.watching():
-            subscription = await self._hub.subscribe(request.start_revision)
+            subscription = await self._hub.subscribe(request.start_revision, request.start_digest)
             try:
-                await context.write(convert.pointers_opening(subscription.opening, scope))
+                for message in convert.pointers_opening(subscription.opening, scope):
+                    await context.write(message)
                 for change in subscription.opening.missed:
-                    await context.write(convert.pointers_change(change, scope))
+                    await self._tell(change, scope, context)
                 while True:
                     news = await subscription.next(LIFE_SIGN_S)
-                    quiet: Change[Pointer] = Change(self._hub.revision, {}, {})
-                    message = convert.pointers_change(news or quiet, scope)
-                    # Other scopes' changes are no news for this client.
-                    if news is None or message.HasField("change"):
-                        await context.write(message)
+                    await self._tell(news or self._hub.quiet, scope, context)
             finally:
                 self._hub.unsubscribe(subscription)
+
+    async def _tell(self, change: Change[Pointer], scope: str, context: Context) -> None:
+        for message in convert.pointers_change(change, scope):
+            # Other scopes' changes are no news for this client.
+            if message.HasField("change") or not (change.upserts or change.removals):
+                await context.write(message)
 
     async def _publish(self, requests: AsyncIterator[pb.PublishBlockSetsRequest], context: Context) -> None:
         first = await anext(aiter(requests), None)

@@ -54,21 +54,25 @@ class NodeService(NodeServiceServicer):
 
     async def WatchNodes(self, request: pb.WatchNodesRequest, context: Context) -> None:  # type: ignore[override]
         """Tells one client about all changes."""
-        await run_until_first(self._watch(request.start_revision, context), refuse_after(self._stopping))
+        await run_until_first(self._watch(request, context), refuse_after(self._stopping))
 
-    async def _watch(self, start_revision: int, context: Context) -> None:
+    async def _watch(self, request: pb.WatchNodesRequest, context: Context) -> None:
         with self._hub.watching():
-            subscription = await self._hub.subscribe(start_revision)
+            subscription = await self._hub.subscribe(request.start_revision, request.start_digest)
             try:
-                await context.write(convert.nodes_opening(subscription.opening))
+                for message in convert.nodes_opening(subscription.opening):
+                    await context.write(message)
                 for change in subscription.opening.missed:
-                    await context.write(convert.nodes_change(change))
+                    await self._tell(change, context)
                 while True:
                     news = await subscription.next(self._life_sign_s)
-                    quiet: Change[Node] = Change(self._hub.revision, {}, {})
-                    await context.write(convert.nodes_change(news or quiet))
+                    await self._tell(news or self._hub.quiet, context)
             finally:
                 self._hub.unsubscribe(subscription)
+
+    async def _tell(self, change: Change[Node], context: Context) -> None:
+        for message in convert.nodes_change(change):
+            await context.write(message)
 
     async def _join(self, requests: AsyncIterator[pb.JoinNodeRequest], context: Context) -> None:
         order = Increasing()

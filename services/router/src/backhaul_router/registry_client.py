@@ -51,6 +51,10 @@ class RegistryClient:
         """Index of the replica that answered last."""
         self._revision = 0
         """Last revision seen on the node watch; 0 before the first snapshot."""
+        self._digest = 0
+        """Digest that came with it."""
+        self._parts: list[registry_pb2.Node] = []
+        """Nodes of a snapshot of which more is to come."""
         self._broken = False
         """Whether the last attempt to watch failed; logged when it changes."""
         self._unusable: frozenset[str] = frozenset()
@@ -118,7 +122,9 @@ class RegistryClient:
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
         stub = registry_pb2_grpc.NodeServiceStub(channel)
-        call = stub.WatchNodes(registry_pb2.WatchNodesRequest(start_revision=self._revision))
+        request = registry_pb2.WatchNodesRequest(start_revision=self._revision, start_digest=self._digest)
+        self._parts.clear()
+        call = stub.WatchNodes(request)
         try:
             while True:
                 async with asyncio.timeout(self._silence_s):
@@ -137,7 +143,10 @@ class RegistryClient:
     def _apply(self, message: registry_pb2.WatchNodesResponse) -> None:
         match message.WhichOneof("what"):
             case "snapshot":
-                self._table.replace(self._usable(message.snapshot.nodes))
+                self._parts.extend(message.snapshot.nodes)
+                if not message.more:
+                    self._table.replace(self._usable(self._parts))
+                    self._parts.clear()
             case "change":
                 nodes = list(message.change.upserts)
                 usable = self._usable(nodes)
@@ -145,9 +154,10 @@ class RegistryClient:
                 gone = [*message.change.removals, *(node.node_id for node in nodes if node.node_id not in kept)]
                 self._table.change(usable, gone)
             case _:
-                self._revision = max(self._revision, message.revision)
+                self._revision, self._digest = message.revision, message.digest
                 return
-        self._revision = message.revision
+        if not message.more:
+            self._revision, self._digest = message.revision, message.digest
         self._on_change()
 
     def _usable(self, messages: Sequence[registry_pb2.Node]) -> list[Node]:

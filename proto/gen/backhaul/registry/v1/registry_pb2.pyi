@@ -576,19 +576,23 @@ class WatchBlockSetsRequest(_message.Message):
 
     SCOPE_FIELD_NUMBER: _builtins.int
     START_REVISION_FIELD_NUMBER: _builtins.int
+    START_DIGEST_FIELD_NUMBER: _builtins.int
     scope: _builtins.str
     """Only this scope; all scopes when empty."""
     start_revision: _builtins.int
     """Last revision seen on an earlier stream; 0 for none."""
+    start_digest: _builtins.int
+    """Digest that came with `start_revision`; anything else gives a snapshot."""
     def __init__(
         self,
         *,
         scope: _builtins.str = ...,
         start_revision: _builtins.int = ...,
+        start_digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["scope", b"scope", "start_revision", b"start_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scope", b"scope", "start_digest", b"start_digest", "start_revision", b"start_revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -669,8 +673,14 @@ class WatchBlockSetsResponse(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     CHANGE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """etcd revision that this message brings the client to."""
+    digest: _builtins.int
+    """Digest of everything there is at `revision`, of all scopes; to be sent back as `start_digest`."""
+    more: _builtins.bool
+    """Whether the next message goes on with this snapshot or change. `revision` and `digest` come with its last part only."""
     @_builtins.property
     def snapshot(self) -> Global___WatchBlockSetsResponse.Snapshot:
         """First message, when the stream starts afresh."""
@@ -690,10 +700,12 @@ class WatchBlockSetsResponse(_message.Message):
         snapshot: Global___WatchBlockSetsResponse.Snapshot | None = ...,
         resumed: Global___WatchBlockSetsResponse.Resumed | None = ...,
         change: Global___WatchBlockSetsResponse.Change | None = ...,
+        digest: _builtins.int = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "resumed", b"resumed", "snapshot", b"snapshot", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "resumed", b"resumed", "revision", b"revision", "snapshot", b"snapshot", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "digest", b"digest", "more", b"more", "resumed", b"resumed", "revision", b"revision", "snapshot", b"snapshot", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["snapshot", "resumed", "change"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
@@ -983,16 +995,20 @@ class WatchNodesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     START_REVISION_FIELD_NUMBER: _builtins.int
+    START_DIGEST_FIELD_NUMBER: _builtins.int
     start_revision: _builtins.int
     """Last revision seen on an earlier stream; 0 for none."""
+    start_digest: _builtins.int
+    """Digest that came with `start_revision`; anything else gives a snapshot."""
     def __init__(
         self,
         *,
         start_revision: _builtins.int = ...,
+        start_digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["start_revision", b"start_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["start_digest", b"start_digest", "start_revision", b"start_revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1073,8 +1089,14 @@ class WatchNodesResponse(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     CHANGE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """etcd revision that this message brings the client to."""
+    digest: _builtins.int
+    """Digest of everything there is at `revision`, of all scopes; to be sent back as `start_digest`."""
+    more: _builtins.bool
+    """Whether the next message goes on with this snapshot or change. `revision` and `digest` come with its last part only."""
     @_builtins.property
     def snapshot(self) -> Global___WatchNodesResponse.Snapshot:
         """First message, when the stream starts afresh."""
@@ -1094,10 +1116,12 @@ class WatchNodesResponse(_message.Message):
         snapshot: Global___WatchNodesResponse.Snapshot | None = ...,
         resumed: Global___WatchNodesResponse.Resumed | None = ...,
         change: Global___WatchNodesResponse.Change | None = ...,
+        digest: _builtins.int = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "resumed", b"resumed", "snapshot", b"snapshot", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "resumed", b"resumed", "revision", b"revision", "snapshot", b"snapshot", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "digest", b"digest", "more", b"more", "resumed", b"resumed", "revision", b"revision", "snapshot", b"snapshot", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["snapshot", "resumed", "change"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015

@@ -128,9 +128,13 @@ class IndexServiceServicer:
     def WatchBlockSets(self, request, context):
         """Watches pointers. Called by tools and consoles; routers look up instead.
 
-        The first message is a `snapshot` (or `resumed`, when `start_revision` could still be served); every later one is a
-        `change`. Revisions never decrease within a stream. After a break, reconnect with the last revision seen; a client
-        that gets a `snapshot` replaces all it knew.
+        The first message is a `snapshot` (or `resumed`, when what the client knows can still be completed); every later one
+        is a `change`. Large ones come in parts: while `more` is set the next message goes on with the same. Revisions never
+        decrease within a stream. After a break, reconnect with the last `revision` and `digest` seen; a client that gets a
+        `snapshot` replaces all it knew.
+
+        The digest tells one history from another: when etcd was restored from an older snapshot the same revision stands
+        for other content, and a client that resumed would be wrong for ever.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -74,9 +74,13 @@ class IndexServiceStub:
     WatchBlockSets: _grpc.UnaryStreamMultiCallable[_registry_pb2.WatchBlockSetsRequest, _registry_pb2.WatchBlockSetsResponse]
     """Watches pointers. Called by tools and consoles; routers look up instead.
 
-    The first message is a `snapshot` (or `resumed`, when `start_revision` could still be served); every later one is a
-    `change`. Revisions never decrease within a stream. After a break, reconnect with the last revision seen; a client
-    that gets a `snapshot` replaces all it knew.
+    The first message is a `snapshot` (or `resumed`, when what the client knows can still be completed); every later one
+    is a `change`. Large ones come in parts: while `more` is set the next message goes on with the same. Revisions never
+    decrease within a stream. After a break, reconnect with the last `revision` and `digest` seen; a client that gets a
+    `snapshot` replaces all it knew.
+
+    The digest tells one history from another: when etcd was restored from an older snapshot the same revision stands
+    for other content, and a client that resumed would be wrong for ever.
     """
 
 @_typing.type_check_only
@@ -125,9 +129,13 @@ class IndexServiceAsyncStub(IndexServiceStub):
     WatchBlockSets: _aio.UnaryStreamMultiCallable[_registry_pb2.WatchBlockSetsRequest, _registry_pb2.WatchBlockSetsResponse]  # type: ignore[assignment]
     """Watches pointers. Called by tools and consoles; routers look up instead.
 
-    The first message is a `snapshot` (or `resumed`, when `start_revision` could still be served); every later one is a
-    `change`. Revisions never decrease within a stream. After a break, reconnect with the last revision seen; a client
-    that gets a `snapshot` replaces all it knew.
+    The first message is a `snapshot` (or `resumed`, when what the client knows can still be completed); every later one
+    is a `change`. Large ones come in parts: while `more` is set the next message goes on with the same. Revisions never
+    decrease within a stream. After a break, reconnect with the last `revision` and `digest` seen; a client that gets a
+    `snapshot` replaces all it knew.
+
+    The digest tells one history from another: when etcd was restored from an older snapshot the same revision stands
+    for other content, and a client that resumed would be wrong for ever.
     """
 
 class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -203,9 +211,13 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_registry_pb2.WatchBlockSetsResponse], _abc.AsyncIterator[_registry_pb2.WatchBlockSetsResponse]]:
         """Watches pointers. Called by tools and consoles; routers look up instead.
 
-        The first message is a `snapshot` (or `resumed`, when `start_revision` could still be served); every later one is a
-        `change`. Revisions never decrease within a stream. After a break, reconnect with the last revision seen; a client
-        that gets a `snapshot` replaces all it knew.
+        The first message is a `snapshot` (or `resumed`, when what the client knows can still be completed); every later one
+        is a `change`. Large ones come in parts: while `more` is set the next message goes on with the same. Revisions never
+        decrease within a stream. After a break, reconnect with the last `revision` and `digest` seen; a client that gets a
+        `snapshot` replaces all it knew.
+
+        The digest tells one history from another: when etcd was restored from an older snapshot the same revision stands
+        for other content, and a client that resumed would be wrong for ever.
         """
 
 def add_IndexServiceServicer_to_server(servicer: IndexServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -15,6 +15,9 @@ from backhaul_common.etcd.connection import Connection, Metadata, TlsFiles
 from backhaul_common.etcd.ops import Compare, Get, KeyValue, Op, from_kv, prefix_end, range_request, to_compare, to_op
 from backhaul_common.etcd.stubs import rpc
 
+_PAGE = 250
+"""Keys of one page: with values of up to 64 KiB it stays below the longest message (17 MiB)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdOptions:
@@ -141,7 +144,7 @@ class EtcdClient:
         items = tuple(map(from_kv, answer.kvs))
         return Listing(items, answer.header.revision, bool(answer.more), answer.header.cluster_id)
 
-    async def list_prefix(self, prefix: bytes, *, page_size: int = 1_000) -> Listing:
+    async def list_prefix(self, prefix: bytes, *, page_size: int = _PAGE) -> Listing:
         """Reads all keys that start with ``prefix``, page by page, as of one revision."""
         items: list[KeyValue] = []
         page = await self.range(Get(prefix, prefix_end(prefix), limit=page_size))

@@ -59,6 +59,7 @@ class Following:
     """The state of one followed prefix; turns listings and batches into differences."""
 
     def __init__(self) -> None:
+        # Hash of each key as it was last. The revision alone does not tell: a restored store counts the same ones again.
         self._seen: dict[bytes, int] = {}
         self._revision = 0
         self._cluster_id = 0
@@ -67,9 +68,9 @@ class Following:
         """Takes a full listing and returns how it differs from what was known."""
         items = {item.key: item for item in listing.items}
         reset = listing.revision < self._revision or self._cluster_id not in (0, listing.cluster_id)
-        upserts = [item for key, item in items.items() if reset or self._seen.get(key) != item.mod_revision]
+        upserts = [item for key, item in items.items() if reset or self._seen.get(key) != hash(item)]
         removals = [key for key in self._seen if key not in items]
-        self._seen = {key: item.mod_revision for key, item in items.items()}
+        self._seen = {key: hash(item) for key, item in items.items()}
         self._revision = listing.revision
         self._cluster_id = listing.cluster_id
         return Update(listing.revision, tuple(upserts), tuple(removals), listed=True, reset=reset)
@@ -86,7 +87,7 @@ class Following:
             # A progress answer may run ahead of events that are still on their way (etcd-io/etcd#15220).
             return Update(self._revision)
         removals = tuple(_known(batch.removals, self._seen))
-        self._seen.update((item.key, item.mod_revision) for item in batch.upserts)
+        self._seen.update((item.key, hash(item)) for item in batch.upserts)
         for key in removals:
             del self._seen[key]
         self._revision = max(self._revision, batch.revision)
