@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from backhaul_common.errors import AbortedError, AlreadyExistsError, InvalidArgumentError
-from backhaul_common.etcd import Delete, Put
+from backhaul_common.errors import AbortedError, AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
+from backhaul_common.etcd import Delete, Get, Lease, Put
 from backhaul_registry.core.ledger import Removal, Upsert
 from backhaul_registry.core.model import Node, NodeState, Pointer, PointerId, Role
-from backhaul_registry.etcd_store import NodeStore, PointerStore
+from backhaul_registry.etcd_store import Mark, NodeStore, PointerStore
 from backhaul_registry.keys import Keys
 from backhaul_registry.records import Records
 from tests.contract.conftest import Backend
@@ -40,6 +40,10 @@ def pointer(set_id: str, key: str = "k", scope: str = "s") -> Pointer:
     )
 
 
+def mark(lease: Lease, value: bytes = b"1") -> Mark:
+    return Mark("stream", lease.lease_id, value)
+
+
 @pytest.fixture
 def keys(backend: Backend) -> Keys:
     return Keys(backend.prefix)
@@ -62,13 +66,13 @@ async def listed(nodes: NodeStore) -> tuple[Node, ...]:
 async def test_a_node_is_there_while_its_lease_lives(backend: Backend, nodes: NodeStore) -> None:
     lease = await nodes.join(node(), ttl_s=2, lease_id=0)
     await backend.wait(1.2)
-    assert (await nodes.keep(node(), lease.lease_id, changed=False)).ttl_s == 2
+    assert (await nodes.keep(node(), lease.lease_id)).ttl_s == 2
     await backend.wait(1.2)
     assert await listed(nodes) == (node(),)
     await backend.wait(3)
     assert await listed(nodes) == ()
     with pytest.raises(AbortedError, match="LEASE_LOST"):
-        await nodes.keep(node(), lease.lease_id, changed=False)
+        await nodes.keep(node(), lease.lease_id)
 
 
 async def test_a_node_leaves_at_once_and_makes_room(nodes: NodeStore) -> None:
@@ -99,7 +103,7 @@ async def test_a_held_node_is_refused_and_the_new_lease_is_not_left_behind(backe
     with pytest.raises(AbortedError, match="LEASE_LOST"):
         await backend.etcd.ttl_s(granted[0])
     assert await listed(nodes) == (node("s1"),)
-    await nodes.keep(node("s1"), lease.lease_id, changed=False)
+    await nodes.keep(node("s1"), lease.lease_id)
 
 
 async def test_a_session_adopts_its_lease(nodes: NodeStore) -> None:
@@ -115,7 +119,7 @@ async def test_a_session_that_joins_anew_ends_its_old_lease(backend: Backend, no
     with pytest.raises(AbortedError, match="LEASE_LOST"):
         await backend.etcd.ttl_s(old.lease_id)
     assert await listed(nodes) == (node(),)
-    await nodes.keep(node(), new.lease_id, changed=False)
+    await nodes.keep(node(), new.lease_id)
 
 
 async def test_a_join_whose_answer_was_lost_is_no_obstacle_to_itself(backend: Backend, nodes: NodeStore) -> None:
@@ -133,7 +137,7 @@ async def test_a_join_whose_answer_was_lost_is_no_obstacle_to_itself(backend: Ba
     nodes._etcd = _With(backend.etcd, txn=lossy)
     lease = await nodes.join(node(), ttl_s=30, lease_id=0)
     assert await listed(nodes) == (node(),)
-    await nodes.keep(node(), lease.lease_id, changed=False)
+    await nodes.keep(node(), lease.lease_id)
 
 
 async def test_keeping_restores_a_deleted_record_and_an_update_replaces_it(
@@ -141,9 +145,40 @@ async def test_keeping_restores_a_deleted_record_and_an_update_replaces_it(
 ) -> None:
     lease = await nodes.join(node(), ttl_s=30, lease_id=0)
     await backend.etcd.txn([], [Delete(keys.node("d1"))])
-    await nodes.keep(node(), lease.lease_id, changed=False)
+    await nodes.keep(node(), lease.lease_id)
     assert await listed(nodes) == (node(),)
-    await nodes.keep(node(reason="new"), lease.lease_id, changed=True)
+    await nodes.keep(node(reason="new"), lease.lease_id)
+    assert await listed(nodes) == (node(reason="new"),)
+
+
+async def test_keeping_renews_a_record_that_went_back_in_time(backend: Backend, nodes: NodeStore, keys: Keys) -> None:
+    lease = await nodes.join(node(reason="old"), ttl_s=30, lease_id=0)
+    (old,) = (await backend.etcd.range(Get(keys.node("d1")))).items
+    await nodes.keep(node(reason="new"), lease.lease_id)
+    await backend.etcd.txn([], [Put(old.key, old.value, old.lease_id)])
+    await nodes.keep(node(reason="new"), lease.lease_id)
+    assert await listed(nodes) == (node(reason="new"),)
+
+
+async def test_a_full_etcd_keeps_the_record_that_is_there_and_takes_none_anew(
+    backend: Backend, nodes: NodeStore, keys: Keys
+) -> None:
+    lease = await nodes.join(node(), ttl_s=30, lease_id=0)
+
+    async def full(*args: Any, **options: Any) -> Any:
+        raise FailedPreconditionError("ETCD_NO_SPACE", "full")
+
+    nodes._etcd = _With(backend.etcd, txn=full)
+    assert (await nodes.keep(node(reason="new"), lease.lease_id)).ttl_s == 30
+    assert (await nodes.join(node(reason="new"), ttl_s=30, lease_id=lease.lease_id)).lease_id == lease.lease_id
+    assert await listed(nodes) == (node(),)
+    with pytest.raises(FailedPreconditionError):
+        await nodes.join(node(node_id="d2"), ttl_s=30, lease_id=0)
+    await backend.etcd.txn([], [Delete(keys.node("d1"))])
+    with pytest.raises(FailedPreconditionError):
+        await nodes.keep(node(), lease.lease_id)
+    nodes._etcd = backend.etcd
+    await nodes.keep(node(reason="new"), lease.lease_id)
     assert await listed(nodes) == (node(reason="new"),)
 
 
@@ -153,9 +188,8 @@ async def test_keeping_fails_once_another_session_has_the_record(
     lease = await nodes.join(node("s1"), ttl_s=30, lease_id=0)
     await backend.etcd.txn([], [Delete(keys.node("d1"))])
     await nodes.join(node("s2"), ttl_s=30, lease_id=0)
-    for changed in (False, True):
-        with pytest.raises(AbortedError, match="LEASE_LOST"):
-            await nodes.keep(node("s1"), lease.lease_id, changed=changed)
+    with pytest.raises(AbortedError, match="LEASE_LOST"):
+        await nodes.keep(node("s1"), lease.lease_id)
     assert await listed(nodes) == (node("s2"),)
 
 
@@ -169,30 +203,45 @@ async def test_an_unreadable_record_is_overwritten_by_a_join(backend: Backend, n
 async def test_finding_returns_the_newest_16_of_each_key_in_the_order_of_the_keys(pointers: PointerStore) -> None:
     lease = await pointers.grant(30)
     for number in range(18):
-        await pointers.write([Upsert(pointer(f"{number:02}"), lease.lease_id)])
-    await pointers.write([Upsert(pointer("x", key="k2"), lease.lease_id)])
+        await pointers.write([Upsert(pointer(f"{number:02}"), lease.lease_id)], mark(lease))
+    await pointers.write([Upsert(pointer("x", key="k2"), lease.lease_id)], mark(lease))
     found = await pointers.find("s", ["k2", "k"], timeout_s=2)
     assert [p.set_id for p in found] == ["x", *(f"{number:02}" for number in range(17, 1, -1))]
 
 
 async def test_many_writes_go_in_several_transactions(pointers: PointerStore) -> None:
     lease = await pointers.grant(30)
-    await pointers.write([Upsert(pointer(f"{number}"), lease.lease_id) for number in range(250)])
+    await pointers.write([Upsert(pointer(f"{number}"), lease.lease_id) for number in range(250)], mark(lease))
     page, token = await pointers.page("", 5000, "")
     assert (len(page), token) == (250, "")
-    await pointers.write([Removal(p.id) for p in page])
+    await pointers.write([Removal(p.id) for p in page], mark(lease))
     assert await pointers.page("", 5000, "") == ((), "")
 
 
 async def test_writing_under_a_lost_lease_fails(pointers: PointerStore) -> None:
     with pytest.raises(AbortedError, match="LEASE_LOST"):
-        await pointers.write([Upsert(pointer("a"), 12345)])
+        await pointers.write([Upsert(pointer("a"), 12345)], mark(Lease(12345, 30)))
+
+
+async def test_a_mark_tells_whether_what_was_written_with_it_is_there(
+    backend: Backend, pointers: PointerStore, keys: Keys
+) -> None:
+    lease = await pointers.grant(30)
+    await pointers.write([Upsert(pointer("a"), lease.lease_id)], mark(lease))
+    await pointers.check(mark(lease))
+    (old,) = (await backend.etcd.range(Get(keys.stream("stream")))).items
+    await pointers.write([Upsert(pointer("b"), lease.lease_id)], mark(lease, b"2"))
+    await pointers.check(mark(lease, b"2"))
+    for op in (Put(old.key, old.value, old.lease_id), Delete(old.key)):
+        await backend.etcd.txn([], [op])
+        with pytest.raises(AbortedError, match="HISTORY_LOST"):
+            await pointers.check(mark(lease, b"2"))
 
 
 async def test_purging_spares_what_moved_to_another_lease(backend: Backend, pointers: PointerStore) -> None:
     old, new = await pointers.grant(30), await pointers.grant(30)
-    await pointers.write([Upsert(pointer(f"{number}"), old.lease_id) for number in range(150)])
-    await pointers.write([Upsert(pointer("7"), new.lease_id)])
+    await pointers.write([Upsert(pointer(f"{number}"), old.lease_id) for number in range(150)], mark(old))
+    await pointers.write([Upsert(pointer("7"), new.lease_id)], mark(new))
     await pointers.purge(old.lease_id, [PointerId("s", "k", f"{number}") for number in range(150)])
     assert [p.set_id for p in await pointers.find("s", ["k"], timeout_s=2)] == ["7"]
     with pytest.raises(AbortedError, match="LEASE_LOST"):
@@ -201,14 +250,14 @@ async def test_purging_spares_what_moved_to_another_lease(backend: Backend, poin
 
 async def test_removing_counts_what_was_there(pointers: PointerStore) -> None:
     lease = await pointers.grant(30)
-    await pointers.write([Upsert(pointer("a"), lease.lease_id)])
+    await pointers.write([Upsert(pointer("a"), lease.lease_id)], mark(lease))
     gone = [PointerId("s", "k", "a"), PointerId("s", "k", "a"), PointerId("s", "k", "b")]
     assert [await pointers.remove(gone), await pointers.remove(gone)] == [1, 0]
 
 
 async def test_pages_follow_one_another(pointers: PointerStore) -> None:
     lease = await pointers.grant(30)
-    await pointers.write([Upsert(pointer(f"{n}", scope=f"s{n % 2}"), lease.lease_id) for n in range(6)])
+    await pointers.write([Upsert(pointer(f"{n}", scope=f"s{n % 2}"), lease.lease_id) for n in range(6)], mark(lease))
     first, token = await pointers.page("s1", 2, "")
     second, end = await pointers.page("s1", 2, token)
     assert [p.set_id for p in (*first, *second)] == ["1", "3", "5"]

@@ -74,6 +74,26 @@ async def test_a_lost_lease_is_reported(no_leaks: None, store: PointerStore, etc
         await keeping
 
 
+@pytest.mark.parametrize("count", [0, 1, 3], ids=["before any batch", "one batch", "several"])
+async def test_what_etcd_no_longer_has_is_reported_although_the_lease_lives(
+    no_leaks: None, store: PointerStore, etcd: FakeEtcd, count: int
+) -> None:
+    stream = stream_on(store, etcd)
+    await stream.open()
+    for number in range(count):
+        await stream.take(number + 1, [pointer(str(number))], [])
+    keeping = asyncio.create_task(stream.keep_leases())
+    await etcd.clock.advance(15)
+    old, at = (await etcd.list_prefix(b"/c/")).items, etcd.revision
+    await stream.take(10, [pointer("new")], [])
+    await etcd.clock.advance(15)
+    assert not keeping.done()
+    etcd.restore(old, at)
+    await etcd.clock.advance(10)
+    with pytest.raises(AbortedError, match="HISTORY_LOST"):
+        await keeping
+
+
 async def test_a_wrong_batch_writes_nothing(store: PointerStore, etcd: FakeEtcd) -> None:
     stream = stream_on(store, etcd)
     await stream.open()

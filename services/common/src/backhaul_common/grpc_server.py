@@ -8,6 +8,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from backhaul_common.call_limit import CallLimitInterceptor
 from backhaul_common.errors import UnavailableError
 from backhaul_common.health import HealthServicer
 from backhaul_common.interceptors import ErrorInterceptor
@@ -15,6 +16,12 @@ from backhaul_common.tracing import server_interceptor
 
 MAX_MESSAGE_BYTES = 17 * 1024 * 1024
 """Longest message that servers and clients send and accept."""
+
+MAX_CALLS = 4096
+"""Calls with one answer, and again streams, that a server runs at once."""
+
+_HARD_LIMIT = 4
+"""Times as many calls, health checks included, before gRPC itself refuses them, unread and without a reason."""
 
 _OPTIONS = (
     # Clients ping every 10 s, with or without calls; twice as often is still no flood. The name in gRPC's documentation
@@ -30,14 +37,19 @@ _OPTIONS = (
 
 
 class GrpcServer:
-    """Server with health, reflection, error and tracing interceptors.
+    """Server with health, reflection, a limit on calls, and interceptors for errors and traces.
 
     Made inside the running event loop. Register servicers on `server`, then enter. Leaving stops it without grace;
     call `stop` first for a graceful end. NOT_SERVING until `set_serving`.
     """
 
     def __init__(
-        self, *, address: str, service_names: Sequence[str], max_message_bytes: int = MAX_MESSAGE_BYTES
+        self,
+        *,
+        address: str,
+        service_names: Sequence[str],
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        max_calls: int = MAX_CALLS,
     ) -> None:
         self._address = address
         self._health = HealthServicer(service_names)
@@ -46,7 +58,9 @@ class GrpcServer:
             ("grpc.max_send_message_length", max_message_bytes),
         )
         self.server = grpc.aio.server(
-            interceptors=(server_interceptor(), ErrorInterceptor()), options=(*_OPTIONS, *limits)
+            interceptors=(server_interceptor(), ErrorInterceptor(), CallLimitInterceptor(max_calls)),
+            options=(*_OPTIONS, *limits),
+            maximum_concurrent_rpcs=_HARD_LIMIT * max_calls,
         )
         self.port = 0
         """Port that the server listens on; known once entered."""

@@ -4,7 +4,10 @@ import base64
 import binascii
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+import structlog
 
 from backhaul_common.errors import AbortedError, AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
 from backhaul_common.etcd import (
@@ -29,6 +32,8 @@ from backhaul_registry.core.model import Node, Pointer, PointerId
 from backhaul_registry.core.rules import MAX_POINTERS_PER_KEY
 from backhaul_registry.keys import Keys
 from backhaul_registry.records import Records
+
+_log = structlog.get_logger(__name__)
 
 _MAX_KEY_BYTES = 2_048
 
@@ -75,28 +80,24 @@ class NodeStore:
 
         Raises AlreadyExistsError (NODE_TAKEN), AbortedError (LEASE_LOST).
         """
-        lease = await (self._etcd.keep_alive_once(lease_id) if lease_id else self._etcd.grant(ttl_s))
+        if lease_id:
+            return await self._renew(node, lease_id, decide_join)
+        lease = await self._etcd.grant(ttl_s)
         try:
             superseded = await self._write(node, lease.lease_id, decide_join)
         except AlreadyExistsError:
-            if not lease_id:
-                await self._etcd.revoke(lease.lease_id)
+            await self._etcd.revoke(lease.lease_id)
             raise
         if superseded:
             await self._etcd.revoke(superseded)
         return lease
 
-    async def keep(self, node: Node, lease_id: int, *, changed: bool) -> Lease:
-        """Renews the lease and makes sure that the record is there; writes it when ``changed``.
+    async def keep(self, node: Node, lease_id: int) -> Lease:
+        """Renews the lease and makes sure that the record is there and says what it should.
 
         Raises AbortedError (LEASE_LOST).
         """
-        key = self._keys.node(node.node_id)
-        ops = [self._put(node, lease_id)] if changed else []
-        result = await self._etcd.txn([LeaseIs(key, lease_id)], ops, repeatable=True)
-        if not result.succeeded:
-            await self._write(node, lease_id, decide_keep)
-        return await self._etcd.keep_alive_once(lease_id)
+        return await self._renew(node, lease_id, decide_keep)
 
     async def leave(self, lease_id: int) -> None:
         """Ends the lease, and the record with it."""
@@ -106,6 +107,25 @@ class NodeStore:
         """Returns all nodes by id, and the revision of the listing."""
         listing = await self._etcd.list_prefix(self._keys.nodes)
         return tuple(filter(None, map(self._records.read_node, listing.items))), listing.revision
+
+    async def _renew(self, node: Node, lease_id: int, decide: Decide) -> Lease:
+        lease = await self._etcd.keep_alive_once(lease_id)
+        found = (await self._etcd.range(Get(self._keys.node(node.node_id)))).items
+        held = bool(found) and found[0].lease_id == lease_id
+        if held and found[0].value == self._records.write_node(node):
+            return lease
+        # It is another one after an update, and after etcd was restored from a snapshot that is older than the record.
+        try:
+            superseded = await self._write(node, lease_id, decide)
+        except FailedPreconditionError as error:
+            if not held:
+                raise
+            # An etcd that is full still renews leases: an older record is better than none.
+            _log.warning("node record not written", node_id=node.node_id, reason=error.reason, problem=error.message)
+            return lease
+        if superseded:
+            await self._etcd.revoke(superseded)
+        return lease
 
     async def _write(self, node: Node, lease_id: int, decide: Decide) -> int:
         """Writes as decided and returns the superseded lease, 0 for none.
@@ -138,6 +158,15 @@ def _unless_changed(key: bytes, write: RecordWrite) -> Compare:
             return Unchanged(key, mod_revision)
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a publish stream writes beside its pointers, to see later whether etcd still has them."""
+
+    stream_id: str
+    lease_id: int
+    value: bytes
+
+
 class PointerStore:
     """Pointers, under the leases of the streams that publish them."""
 
@@ -161,10 +190,20 @@ class PointerStore:
         """Renews a lease. Raises AbortedError (LEASE_LOST)."""
         await self._etcd.keep_alive_once(lease_id)
 
-    async def write(self, writes: Sequence[Write]) -> None:
-        """Writes and removes pointers, in transactions of at most 100. Raises AbortedError (LEASE_LOST)."""
+    async def write(self, writes: Sequence[Write], mark: Mark) -> None:
+        """Writes and removes pointers, in transactions of at most 100, each with the mark.
+
+        Raises AbortedError (LEASE_LOST).
+        """
+        put = Put(self._keys.stream(mark.stream_id), mark.value, mark.lease_id)
         for chunk in chunks(writes):
-            await self._etcd.txn([], [self._op(write) for write in chunk], repeatable=True)
+            await self._etcd.txn([], [put, *map(self._op, chunk)], repeatable=True)
+
+    async def check(self, mark: Mark) -> None:
+        """Makes sure that what was written with the mark is there. Raises AbortedError (HISTORY_LOST)."""
+        found = (await self._etcd.range(Get(self._keys.stream(mark.stream_id)))).items
+        if [(kv.value, kv.lease_id) for kv in found] != [(mark.value, mark.lease_id)]:
+            raise AbortedError("HISTORY_LOST", "etcd no longer has what this stream wrote: publish all on a new one")
 
     async def purge(self, lease_id: int, pointers: Sequence[PointerId]) -> None:
         """Removes pointers that are still under the lease, then ends it; in steps, since a lease ends all at once."""

@@ -2,6 +2,7 @@
 
     /{cluster}/nodes/{node_id}                     a node's record, under the node's lease
     /{cluster}/index/{scope}/{key}/{set_id}        a pointer, under a lease of its publish stream
+    /{cluster}/streams/{stream_id}                 the last batch of a publish stream, under its first lease
 
 Every part has passed `core.rules`; set ids, which engines choose, are percent-encoded.
 """
@@ -19,6 +20,7 @@ class Keys:
         """Prefix of all nodes."""
         self.index = f"/{cluster}/index/".encode()
         """Prefix of all pointers."""
+        self._streams = f"/{cluster}/streams/".encode()
 
     def node(self, node_id: str) -> bytes:
         """Key of a node's record."""
@@ -31,6 +33,10 @@ class Keys:
     def lookup(self, scope: str, key: str) -> bytes:
         """Prefix of the pointers under one lookup key."""
         return self.scope(scope) + f"{key}/".encode()
+
+    def stream(self, stream_id: str) -> bytes:
+        """Key of a publish stream."""
+        return self._streams + stream_id.encode()
 
     def pointer(self, pointer: PointerId) -> bytes:
         """Key of a pointer."""

@@ -88,10 +88,10 @@ class NodeService(NodeServiceServicer):
                 continue
             match step:
                 case "keep_alive":
-                    lease = await self._store.keep(node, lease.lease_id, changed=False)
+                    lease = await self._store.keep(node, lease.lease_id)
                 case "update":
                     node = _updated(node, request.update.node)
-                    lease = await self._store.keep(node, lease.lease_id, changed=True)
+                    lease = await self._store.keep(node, lease.lease_id)
                 case "leave":
                     await self._store.leave(lease.lease_id)
                     await context.write(pb.JoinNodeResponse(sequence=request.sequence, left=pb.JoinNodeResponse.Left()))

@@ -1,5 +1,11 @@
-"""One publish stream: its pointers, their leases, and what keeps them alive."""
+"""One publish stream: its pointers, their leases, and what keeps them alive.
 
+A lease that lives says nothing about the pointers: etcd may have been restored from a snapshot that has the lease and
+not what was written since, or somebody deleted keys. So each batch is marked, and each renewal looks for the mark.
+"""
+
+import asyncio
+import uuid
 from collections.abc import Sequence
 
 import structlog
@@ -10,7 +16,7 @@ from backhaul_registry.core import rules
 from backhaul_registry.core.ledger import Ledger
 from backhaul_registry.core.model import Pointer, PointerId
 from backhaul_registry.core.session import Increasing, check_owner
-from backhaul_registry.etcd_store import PointerStore
+from backhaul_registry.etcd_store import Mark, PointerStore
 
 _log = structlog.get_logger(__name__)
 
@@ -40,6 +46,10 @@ class PublishStream:
         self._clock = clock or SystemClock()
         self._ledger = ledger or Ledger()
         self._order = Increasing()
+        self._stream_id = uuid.uuid4().hex
+        self._mark: Mark | None = None
+        # Guards the mark, so that it is not looked for while another one is being written.
+        self._writing = asyncio.Lock()
 
     async def open(self) -> float:
         """Makes the first lease and returns its TTL in seconds."""
@@ -57,21 +67,34 @@ class PublishStream:
         check_owner(self._node_id, self._engine_id, tuple(upserts))
         for _ in range(self._ledger.missing_leases(upserts)):
             self._ledger.add_lease((await self._store.grant(self._ttl_s)).lease_id)
-        await self._store.write(self._ledger.place(upserts, removals))
+        writes = self._ledger.place(upserts, removals)
+        if writes:
+            async with self._writing:
+                self._mark = Mark(self._stream_id, self._ledger.leases[0], str(nonce).encode())
+                await self._store.write(writes, self._mark)
 
     async def keep_leases(self) -> None:
-        """Renews all leases every third of their TTL, for ever. Raises AbortedError (LEASE_LOST) when one is gone."""
+        """Renews all leases every third of their TTL, for ever.
+
+        Raises AbortedError: LEASE_LOST when a lease is gone, HISTORY_LOST when what was written under them is.
+        """
         pause_s = self._ttl_s / 3
         while True:
             await self._clock.sleep(pause_s)
             try:
                 for lease_id in self._ledger.leases:
                     await self._store.renew(lease_id)
+                await self._check()
                 pause_s = self._ttl_s / 3
             except UnavailableError as error:
                 # A lease may outlive an outage (etcd extends it when a leader is elected): ask until etcd knows.
                 _log.info("pointer leases not renewed", engine_id=self._engine_id, reason=error.reason)
                 pause_s = _RETRY_S
+
+    async def _check(self) -> None:
+        async with self._writing:
+            if self._mark is not None:
+                await self._store.check(self._mark)
 
     async def purge(self) -> None:
         """Removes all pointers and leases."""

@@ -101,7 +101,9 @@ class IndexServiceServicer:
         them for at most one `ttl`. After a break the client opens a new stream, on any replica, and publishes everything it
         still holds: a pointer published again moves to the new stream. Publishing the same pointer twice is harmless.
 
-        ABORTED (LEASE_LOST) when etcd no longer knows the stream's leases: open a new stream and publish all.
+        ABORTED (LEASE_LOST) when etcd no longer knows the stream's leases, ABORTED (HISTORY_LOST) when it no longer has what
+        was written under them (it was restored from an older snapshot, or keys were deleted by hand): open a new stream and
+        publish all. FAILED_PRECONDITION (ETCD_NO_SPACE) while etcd is full.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -372,6 +374,8 @@ class NodeServiceServicer:
 
         ALREADY_EXISTS (NODE_TAKEN) while another session holds the node: try again after its lease. ABORTED (LEASE_LOST)
         when the lease is gone: grants must stop at once; join anew without `lease_id`. INVALID_ARGUMENT for a bad record.
+        While etcd is full no node can join (FAILED_PRECONDITION, ETCD_NO_SPACE); one that has joined stays, with the record
+        that it had, until the new one can be written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -59,7 +59,9 @@ class IndexServiceStub:
     them for at most one `ttl`. After a break the client opens a new stream, on any replica, and publishes everything it
     still holds: a pointer published again moves to the new stream. Publishing the same pointer twice is harmless.
 
-    ABORTED (LEASE_LOST) when etcd no longer knows the stream's leases: open a new stream and publish all.
+    ABORTED (LEASE_LOST) when etcd no longer knows the stream's leases, ABORTED (HISTORY_LOST) when it no longer has what
+    was written under them (it was restored from an older snapshot, or keys were deleted by hand): open a new stream and
+    publish all. FAILED_PRECONDITION (ETCD_NO_SPACE) while etcd is full.
     """
     RemoveBlockSets: _grpc.UnaryUnaryMultiCallable[_registry_pb2.RemoveBlockSetsRequest, _registry_pb2.RemoveBlockSetsResponse]
     """Removes pointers by block set. Called by operators and tools; agents remove through their publish stream.
@@ -114,7 +116,9 @@ class IndexServiceAsyncStub(IndexServiceStub):
     them for at most one `ttl`. After a break the client opens a new stream, on any replica, and publishes everything it
     still holds: a pointer published again moves to the new stream. Publishing the same pointer twice is harmless.
 
-    ABORTED (LEASE_LOST) when etcd no longer knows the stream's leases: open a new stream and publish all.
+    ABORTED (LEASE_LOST) when etcd no longer knows the stream's leases, ABORTED (HISTORY_LOST) when it no longer has what
+    was written under them (it was restored from an older snapshot, or keys were deleted by hand): open a new stream and
+    publish all. FAILED_PRECONDITION (ETCD_NO_SPACE) while etcd is full.
     """
     RemoveBlockSets: _aio.UnaryUnaryMultiCallable[_registry_pb2.RemoveBlockSetsRequest, _registry_pb2.RemoveBlockSetsResponse]  # type: ignore[assignment]
     """Removes pointers by block set. Called by operators and tools; agents remove through their publish stream.
@@ -178,7 +182,9 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
         them for at most one `ttl`. After a break the client opens a new stream, on any replica, and publishes everything it
         still holds: a pointer published again moves to the new stream. Publishing the same pointer twice is harmless.
 
-        ABORTED (LEASE_LOST) when etcd no longer knows the stream's leases: open a new stream and publish all.
+        ABORTED (LEASE_LOST) when etcd no longer knows the stream's leases, ABORTED (HISTORY_LOST) when it no longer has what
+        was written under them (it was restored from an older snapshot, or keys were deleted by hand): open a new stream and
+        publish all. FAILED_PRECONDITION (ETCD_NO_SPACE) while etcd is full.
         """
 
     @_abc_1.abstractmethod
@@ -247,6 +253,8 @@ class NodeServiceStub:
 
     ALREADY_EXISTS (NODE_TAKEN) while another session holds the node: try again after its lease. ABORTED (LEASE_LOST)
     when the lease is gone: grants must stop at once; join anew without `lease_id`. INVALID_ARGUMENT for a bad record.
+    While etcd is full no node can join (FAILED_PRECONDITION, ETCD_NO_SPACE); one that has joined stays, with the record
+    that it had, until the new one can be written.
     """
     ListNodes: _grpc.UnaryUnaryMultiCallable[_registry_pb2.ListNodesRequest, _registry_pb2.ListNodesResponse]
     """Lists all nodes. Called by routers, operators and tools. A linearizable snapshot at `revision`."""
@@ -279,6 +287,8 @@ class NodeServiceAsyncStub(NodeServiceStub):
 
     ALREADY_EXISTS (NODE_TAKEN) while another session holds the node: try again after its lease. ABORTED (LEASE_LOST)
     when the lease is gone: grants must stop at once; join anew without `lease_id`. INVALID_ARGUMENT for a bad record.
+    While etcd is full no node can join (FAILED_PRECONDITION, ETCD_NO_SPACE); one that has joined stays, with the record
+    that it had, until the new one can be written.
     """
     ListNodes: _aio.UnaryUnaryMultiCallable[_registry_pb2.ListNodesRequest, _registry_pb2.ListNodesResponse]  # type: ignore[assignment]
     """Lists all nodes. Called by routers, operators and tools. A linearizable snapshot at `revision`."""
@@ -314,6 +324,8 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
 
         ALREADY_EXISTS (NODE_TAKEN) while another session holds the node: try again after its lease. ABORTED (LEASE_LOST)
         when the lease is gone: grants must stop at once; join anew without `lease_id`. INVALID_ARGUMENT for a bad record.
+        While etcd is full no node can join (FAILED_PRECONDITION, ETCD_NO_SPACE); one that has joined stays, with the record
+        that it had, until the new one can be written.
         """
 
     @_abc_1.abstractmethod

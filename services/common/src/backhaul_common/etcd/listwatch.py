@@ -59,7 +59,7 @@ class Following:
     """The state of one followed prefix; turns listings and batches into differences."""
 
     def __init__(self) -> None:
-        # Hash of each key as it was last. The revision alone does not tell: a restored store counts the same ones again.
+        # Hash of each key as it was last; a restored store counts the same revisions again.
         self._seen: dict[bytes, int] = {}
         self._revision = 0
         self._cluster_id = 0
