@@ -135,6 +135,7 @@ async def router_for(registries: Sequence[str], **config: Any) -> AsyncIterator[
         "listen_grpc": "127.0.0.1:0",
         "lookup_budget_s": 1.0,
         "grace_s": 0.0,
+        "lame_duck_s": 0.0,
     }
     async with running(Config(registry=tuple(registries), **{**defaults, **config})) as router:
         yield router

@@ -12,17 +12,21 @@ from backhaul.router.v1 import router_pb2_grpc
 from backhaul_common.clock import SystemClock
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.grpc_server import GrpcServer
+from backhaul_router.admission import Admission
 from backhaul_router.config import Config
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.nodes import NodeTable
 from backhaul_router.core.picking import Load
 from backhaul_router.core.tenants import Tenants, parse_tenants
+from backhaul_router.departures import Departures
 from backhaul_router.engine_client import EngineClient, EngineTimeouts
 from backhaul_router.grpc_service import SERVICE_NAME, InferenceService
+from backhaul_router.http_protocol import ClientLimits
 from backhaul_router.http_service import HttpService
 from backhaul_router.lookups import Lookups
 from backhaul_router.models import Models
 from backhaul_router.observing import TurnObserver
+from backhaul_router.open_files import allow_open_files
 from backhaul_router.orphans import watch_orphans
 from backhaul_router.owner_client import OwnerClient
 from backhaul_router.ports import Policy
@@ -45,10 +49,12 @@ class Running:
     grpc_port: int
     table: NodeTable
     load: Load
+    admission: Admission
 
 
 async def serve(config: Config, stopping: asyncio.Event) -> None:
-    """Runs the router until ``stopping`` is set, then finishes running turns within the grace time."""
+    """Runs the router until ``stopping`` is set, then lets clients go elsewhere and finishes running turns."""
+    allow_open_files(config.open_files)
     async with running(config) as router:
         settings = config.model_dump(mode="json")
         _log.info("router started", http_port=router.http_port, grpc_port=router.grpc_port, settings=settings)
@@ -57,7 +63,7 @@ async def serve(config: Config, stopping: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def running(config: Config) -> AsyncIterator[Running]:
-    """Starts a router; leaving stops it.
+    """Starts a router; leaving stops it, in good order unless by an error.
 
     Raises InvalidArgumentError for files that cannot be used, UnavailableError for addresses that cannot be bound.
     """
@@ -65,10 +71,11 @@ async def running(config: Config) -> AsyncIterator[Running]:
     clock = SystemClock()
     table, load, fresh = NodeTable(), Load(clock.monotonic), FreshKeys(clock.monotonic)
     readiness, changed = Readiness(table), asyncio.Event()
+    departures = Departures(table, clock, patience_s=config.gone_timeout_s)
     async with (
         RegistryClient(config.registry, table=table, clock=clock, on_change=changed.set) as registry,
         OwnerClient(clock=clock) as owner,
-        EngineClient(timeouts=_timeouts(config), pool_size=config.pool_size) as engines,
+        EngineClient(timeouts=_timeouts(config)) as engines,
     ):
         lookups = Lookups(
             registry=registry,
@@ -86,35 +93,59 @@ async def running(config: Config) -> AsyncIterator[Running]:
             lookups=lookups,
             table=table,
             load=load,
+            departures=departures,
             fresh=fresh,
             tenants=tenants,
             policy=policy,
             observer=TurnObserver(clock),
         )
         models = Models(engines, table)
-        limit = int(config.body_limit)
+        admission = Admission(max_turns=config.max_turns, max_held_bytes=int(config.max_held), clock=clock)
         http = HttpService(
-            address=config.listen_http, turns=turns, models=models, readiness=readiness, body_limit_bytes=limit
+            address=config.listen_http,
+            turns=turns,
+            models=models,
+            readiness=readiness,
+            admission=admission,
+            limits=_client_limits(config),
         )
         grpc_server = GrpcServer(
-            address=config.listen_grpc, service_names=(SERVICE_NAME,), max_message_bytes=limit + _FRAME_BYTES
+            address=config.listen_grpc,
+            service_names=(SERVICE_NAME,),
+            max_message_bytes=int(config.body_limit) + _FRAME_BYTES,
+            max_calls=2 * config.max_turns,
         )
-        router_pb2_grpc.add_InferenceServiceServicer_to_server(
-            InferenceService(turns=turns, models=models, body_limit_bytes=limit), grpc_server.server
+        inference = InferenceService(
+            turns=turns,
+            models=models,
+            admission=admission,
+            body_limit_bytes=int(config.body_limit),
+            send_s=config.send_timeout_s,
         )
+        router_pb2_grpc.add_InferenceServiceServicer_to_server(inference, grpc_server.server)
         async with http, grpc_server, asyncio.TaskGroup() as tasks:
             background = (
                 tasks.create_task(registry.watch()),
                 tasks.create_task(watch_orphans(table, engines, clock, changed.set)),
+                tasks.create_task(departures.watch()),
                 tasks.create_task(_follow(changed, table, readiness, grpc_server, owner)),
             )
             try:
-                yield Running(http.port, grpc_server.port, table, load)
+                yield Running(http.port, grpc_server.port, table, load, admission)
+                await _warn(readiness, grpc_server, http)
+                await clock.sleep(config.lame_duck_s)
             finally:
                 readiness.stop()
                 await asyncio.gather(http.stop(config.grace_s), grpc_server.stop(config.grace_s))
                 for task in background:
                     task.cancel()
+
+
+async def _warn(readiness: Readiness, server: GrpcServer, http: HttpService) -> None:
+    """Says that the router is about to stop, while it still takes everything."""
+    readiness.stop()
+    await server.set_serving(False)
+    http.leave()
 
 
 async def _follow(
@@ -140,6 +171,15 @@ def _timeouts(config: Config) -> EngineTimeouts:
         warm_prefill_s=config.warm_prefill_timeout_s,
         first_byte_s=config.first_byte_timeout_s,
         idle_s=config.idle_timeout_s,
+    )
+
+
+def _client_limits(config: Config) -> ClientLimits:
+    return ClientLimits(
+        body_bytes=int(config.body_limit),
+        receive_s=config.receive_timeout_s,
+        send_s=config.send_timeout_s,
+        connections=config.max_connections,
     )
 
 

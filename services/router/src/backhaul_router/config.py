@@ -2,10 +2,13 @@
 
 from typing import Literal
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, model_validator
 
 from backhaul_common.addresses import Address, Addresses
 from backhaul_common.config import ServiceConfig, Texts
+
+_SPARE_FILES = 1024
+"""For gRPC's connections, to clients, registries and agents, and for model lists."""
 
 
 class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
@@ -27,23 +30,46 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     """file with the API key that engines want; without it clients' own keys are passed on, unless there are tenants"""
     body_limit: ByteSize = Field(default=ByteSize(16 * 1024 * 1024), gt=0, le=1024**3)
     """largest request body, such as 16MiB"""
+    max_turns: int = Field(default=1024, gt=0)
+    """turns at once; what comes on top is refused with 429"""
+    max_held: ByteSize = Field(default=ByteSize(256 * 1024 * 1024), gt=0)
+    """request bodies of all running turns together; what comes on top is refused with 429"""
+    max_connections: int = Field(default=4096, gt=0)
+    """open HTTP connections; beyond it the oldest idle one makes room, or the new one is refused with 429"""
+    receive_timeout_s: float = Field(default=60.0, gt=0)
+    """a client's sending of a request's head, and again of its body"""
+    send_timeout_s: float = Field(default=60.0, gt=0)
+    """a client's taking of what waits for it; one that does not read is cut off"""
     prefill_fallback: Literal["strict", "decode"] = "decode"
     """without a prefill node: refuse with 503 (strict), or let the decode engine compute the prompt (decode)"""
     keep_constraints: Texts = ("kimi-k3",)
     """parts of names of models whose chat template shows response formats and forced tools to the model"""
     connect_timeout_s: float = Field(default=5.0, gt=0, le=15)
-    """connecting to an engine, a free connection included; well below the 30 s that prefill engines keep blocks"""
+    """connecting to an engine; well below the 30 s that prefill engines keep blocks"""
     prefill_timeout_s: float = Field(default=600.0, gt=0)
     """a whole prefill leg"""
     warm_prefill_timeout_s: float = Field(default=20.0, gt=0)
     """a whole prefill leg that reads blocks; after it the leg is repeated cold"""
     first_byte_timeout_s: float = Field(default=600.0, gt=0)
     """first piece of the decode engine's answer"""
+    gone_timeout_s: float = Field(default=30.0, gt=0)
+    """how long a node may be not ready before legs that wait for it end, and are repeated elsewhere"""
     idle_timeout_s: float = Field(default=120.0, gt=0)
     """silence between two pieces of the decode engine's answer"""
-    pool_size: int = Field(default=4096, gt=0)
-    """connections to all engines together"""
+    lame_duck_s: float = Field(default=5.0, ge=0)
+    """how long a router that stops says so, and still takes new turns, before it closes its ports"""
     grace_s: float = Field(default=30.0, ge=0)
-    """time for running turns when the router stops"""
+    """time for running turns after that"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """least level that is logged"""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.max_held < self.body_limit:
+            raise ValueError(f"max_held must be at least body_limit ({int(self.body_limit)} bytes)")
+        return self
+
+    @property
+    def open_files(self) -> int:
+        """Sockets that a router at its limits has open, with some to spare."""
+        return self.max_connections + 2 * self.max_turns + _SPARE_FILES

@@ -1,20 +1,25 @@
 """HTTP to the engines."""
 
 import asyncio
+import contextlib
 import io
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 import aiohttp
 import msgspec
 
 from backhaul_router.core.engines import EngineError, Failure, Reply
+from backhaul_router.core.opening import Opening, opening_of
 
 KEEP_ALIVE_S = 4.0
 """Idle connections are closed before the engine does it: vLLM's server waits 5 s (`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`)."""
+
+_OPENING_S = 0.1
+"""How long a stream that says nothing but who speaks is waited for: in vLLM the rest follows at once."""
 
 _TOKENIZE_TIMEOUT_S = 1.0
 _MODELS_TIMEOUT_S = 2.0
@@ -26,7 +31,6 @@ class EngineTimeouts:
     """Limits, seconds. There is none on the whole of a decode leg."""
 
     connect_s: float
-    """Waiting for a free connection and connecting."""
     prefill_s: float
     warm_prefill_s: float
     """A prefill leg with a handle: a holder that froze must not hold it for long."""
@@ -76,23 +80,24 @@ class EngineStream:
 
 
 class EngineClient:
-    """One pool of connections to all engines. Ignores proxy variables; sends every request once.
+    """Connections to all engines. Ignores proxy variables; sends every request once.
 
     Enter it inside the event loop that uses it.
     """
 
-    def __init__(self, *, timeouts: EngineTimeouts, pool_size: int) -> None:
+    def __init__(self, *, timeouts: EngineTimeouts) -> None:
         self._timeouts = timeouts
-        self._pool_size = pool_size
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._pool_size, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=10),
+            # Turns are limited, each has one connection at a time, and none may have to wait for it.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=10),
             timeout=aiohttp.ClientTimeout(total=None, connect=self._timeouts.connect_s),
             headers={"accept-encoding": "identity", "content-type": "application/json"},
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
+            trace_configs=[_tell_when_sent()],
         )
         return self
 
@@ -133,23 +138,31 @@ class EngineClient:
         return None if reply.status == 200 else Failure.UNAVAILABLE
 
     @asynccontextmanager
-    async def decode(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[EngineStream]:
-        """Runs a decode leg; entered when the first piece of the answer is there. Leaving it early ends the leg.
+    async def decode(
+        self, url: str, body: bytes, headers: Mapping[str, str], *, on_sent: Callable[[], None]
+    ) -> AsyncIterator[EngineStream]:
+        """Runs a decode leg; entered when something of the answer is there. Leaving it early ends the leg.
 
-        Raises EngineError while entering.
+        ``on_sent`` is called when the request goes out on a connection. Raises EngineError while entering: ABANDONED
+        for a stream that says at its beginning that the request failed.
         """
         limits = aiohttp.ClientTimeout(
             total=None, connect=self._timeouts.connect_s, sock_read=self._timeouts.first_byte_s
         )
         try:
             response = await self._open.post(
-                url, data=_pieces(body), headers=headers, timeout=limits, allow_redirects=False
+                url,
+                data=_pieces(body),
+                headers=headers,
+                timeout=limits,
+                allow_redirects=False,
+                trace_request_ctx=on_sent,
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _failed(error) from error
         try:
             try:
-                first = await response.content.readany()
+                first = await _opening(response)
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise _failed(error) from error
             yield EngineStream(response, first, self._timeouts.idle_s)
@@ -184,6 +197,34 @@ class _Tokens(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[dict[str, Any]]
+
+
+async def _opening(response: aiohttp.ClientResponse) -> bytes:
+    """Returns the first bytes of an answer. Raises EngineError (ABANDONED), and what aiohttp does."""
+    first = await response.content.readany()
+    if response.status != 200 or response.content_type != "text/event-stream":
+        return first
+    shown = opening_of(first)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_OPENING_S):
+            while shown is Opening.UNDECIDED and (more := await response.content.readany()):
+                first += more
+                shown = opening_of(first)
+    if shown is Opening.FAILED:
+        raise EngineError(Failure.ABANDONED)
+    return first
+
+
+def _tell_when_sent() -> aiohttp.TraceConfig:
+    """Calls the ``trace_request_ctx`` of a request when it goes out."""
+
+    async def sent(session: aiohttp.ClientSession, context: SimpleNamespace, headers: object) -> None:
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx()
+
+    config = aiohttp.TraceConfig()
+    config.on_request_headers_sent.append(sent)
+    return config
 
 
 def _pieces(body: bytes | None) -> io.BytesIO | None:

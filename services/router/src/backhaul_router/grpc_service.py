@@ -1,7 +1,8 @@
 """The gRPC face: the same turns, the same bodies."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
 import grpc
@@ -18,6 +19,7 @@ from backhaul_common.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from backhaul_router.admission import Admission
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.engines import EngineError
 from backhaul_router.core.errors import ApiError, engine_answer
@@ -27,6 +29,9 @@ from backhaul_router.ports import Answer, TurnRequest
 from backhaul_router.turns import Turns
 
 SERVICE_NAME = "backhaul.router.v1.InferenceService"
+
+_CHUNK_BYTES = 1024 * 1024
+"""Longest chunk: clients need no larger messages than gRPC's default of 4 MiB allows."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 R = TypeVar("R")
@@ -45,10 +50,14 @@ _ERRORS: dict[int, type[BackhaulError]] = {
 class InferenceService(router_pb2_grpc.InferenceServiceServicer):
     """Serves turns and the model list."""
 
-    def __init__(self, *, turns: Turns, models: Models, body_limit_bytes: int) -> None:
+    def __init__(
+        self, *, turns: Turns, models: Models, admission: Admission, body_limit_bytes: int, send_s: float
+    ) -> None:
         self._turns = turns
         self._models = models
+        self._admission = admission
         self._body_limit_bytes = body_limit_bytes
+        self._send_s = send_s
 
     async def ChatCompletions(
         self, request: router_pb2.ChatCompletionsRequest, context: Context
@@ -75,7 +84,8 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
         authorization = _metadata(context).get("authorization")
         try:
             self._turns.authenticate(authorization)
-            document = await self._models.document(self._turns.engine_headers(authorization))
+            with self._admission.listing():
+                document = await self._models.document(self._turns.engine_headers(authorization))
         except ApiError as error:
             raise _as_backhaul(error) from error
         return router_pb2.ListModelsResponse(body=document)
@@ -83,7 +93,10 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
     def _request(self, endpoint: Endpoint, body: bytes, session_id: str, context: Context) -> TurnRequest:
         if len(body) > self._body_limit_bytes:
             limit = str(self._body_limit_bytes)
-            raise ResourceExhaustedError("BODY_LIMIT", f"the body is larger than {limit} bytes", limit=limit)
+            message = f"the body is larger than {limit} bytes, which is this router's limit"
+            raise ResourceExhaustedError("BODY_LIMIT", message, limit=limit)
+        if context.time_remaining() == 0:
+            raise DeadlineExceededError("DEADLINE_PASSED", "the deadline had passed before the turn began")
         metadata = _metadata(context)
         return TurnRequest(
             endpoint=endpoint,
@@ -97,26 +110,46 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
 
     async def _steps(self, turn: TurnRequest, response: Callable[..., R]) -> AsyncGenerator[R]:
         try:
-            async with self._turns.run(turn) as answer:
-                if answer.status >= 400:
-                    raise engine_answer(answer.status, answer.body or b"", answer.headers)
-                yield response(started=_started(answer.outcome, answer.headers))
-                async with aclosing(_chunks(answer)) as chunks:
-                    async for chunk in chunks:
-                        yield response(chunk=chunk)
+            with self._admission.turn() as held:
+                held.grow(len(turn.body))
+                async with self._turns.run(turn) as answer:
+                    if answer.status >= 400:
+                        raise engine_answer(answer.status, answer.body or b"", answer.headers)
+                    yield response(started=_started(answer.outcome, answer.headers))
+                    async with aclosing(_chunks(answer)) as chunks:
+                        async for chunk in chunks:
+                            with self._taken_in_time():
+                                yield response(chunk=chunk)
         except ApiError as error:
             raise _as_backhaul(error) from error
         except EngineError as error:
             raise InternalError("ENGINE_FAILED", "the decode engine stopped in the middle") from error
 
+    @contextmanager
+    def _taken_in_time(self) -> Iterator[None]:
+        """Ends the call when gRPC cannot send what it was given, because the client reads nothing, for too long."""
+        task = asyncio.current_task()
+        assert task is not None
+        timer = asyncio.get_running_loop().call_later(self._send_s, task.cancel)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
 
 async def _chunks(answer: Answer) -> AsyncGenerator[bytes]:
     if answer.stream is None:
-        yield answer.body or b""
+        for piece in _cut(answer.body or b""):
+            yield piece
         return
     async with aclosing(answer.stream.chunks()) as chunks:
         async for chunk in chunks:
-            yield chunk
+            for piece in _cut(chunk):
+                yield piece
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
+    return (data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES))
 
 
 def _started(outcome: Outcome, headers: dict[str, str]) -> router_pb2.Started:

@@ -1,13 +1,31 @@
-"""HTTP/1.1 server protocol: errors in OpenAI's form, and clients that close only their sending side."""
+"""HTTP/1.1 server protocol: errors in OpenAI's form, limits on clients, and clients that close only one side."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from enum import Enum
+from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+from opentelemetry import metrics
 
 from backhaul_router.core.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """What one client may ask of the server."""
+
+    body_bytes: int
+    """Largest body of a request."""
+    receive_s: float
+    """Time for sending a request's head, and again for its body."""
+    send_s: float
+    """Time in which a client has to take what waits for it (some 50 KiB)."""
+    connections: int
+    """Open connections of all clients together."""
 
 
 class Phase(Enum):
@@ -24,6 +42,8 @@ class Phase(Enum):
 _PROBE_S = 0.3
 _MAX_STREAM_PROBES = 3
 """Parsers bound the digits of a chunk's size; each event of the stream tells as much as a probe."""
+_GOODBYE_S = 1.0
+"""How long a connection that gets no service stays open for its client to read why."""
 
 
 class ApiProtocol(web.RequestHandler):
@@ -32,25 +52,64 @@ class ApiProtocol(web.RequestHandler):
     A client that has closed its sending side may still be reading, or be gone: TCP does not tell, until something is
     sent. So such a client is sent bytes that mean nothing. One that is gone resets the connection, which cancels the
     handler. (aiohttp's own protocol lets asyncio close the connection at once.)
+
+    A client that sends its request too slowly, or takes its answer too slowly, loses the connection.
     """
 
-    __slots__ = ("_phase", "_probe", "_stream_probes")
+    __slots__ = ("_head_timer", "_limits", "_phase", "_probe", "_send_timer", "_server", "_stream_probes")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, server: "ApiServer", limits: ClientLimits, **kwargs: Any) -> None:
+        super().__init__(server, **kwargs)
+        self._server = server
+        self._limits = limits
         self._phase = Phase.WAITING
         self._probe: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
         self._stream_probes = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is running or waiting."""
+        # _waiter is aiohttp's idle mark (web_protocol.py, _process_keepalive); no public one exists.
+        return self._waiter is not None and not self._waiter.done()
 
     def enter(self, phase: Phase) -> None:
         """The handler says what comes next on the wire."""
         self._phase = phase
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begins to serve, unless too many connections are open and none of them is idle."""
+        if self._server.make_room():
+            super().connection_made(transport)
+            return
+        assert isinstance(transport, asyncio.Transport)
+        error = ApiError(429, f"{self._limits.connections} connections are open, which is this router's limit")
+        _say_goodbye(transport, error)
+
+    def data_received(self, data: bytes) -> None:
+        """Parses; begins to count time when a head is left unfinished."""
+        super().data_received(data)
+        if not self.idle:
+            _cancel(self._head_timer)
+            self._head_timer = None
+        elif self._head_timer is None and data.strip(b"\r\n"):
+            self._head_timer = self._later(self._limits.receive_s, self._give_up_reading)
+
+    def pause_writing(self) -> None:
+        """The client does not take what was sent: begins to count time."""
+        super().pause_writing()
+        self._send_timer = self._later(self._limits.send_s, self._give_up_writing)
+
+    def resume_writing(self) -> None:
+        """It does."""
+        _cancel(self._send_timer)
+        self._send_timer = None
+        super().resume_writing()
+
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio allows the answer, aiohttp has none
         """Keeps the connection for a request that is running; closes it otherwise."""
-        # _waiter is aiohttp's idle mark (web_protocol.py, _process_keepalive); no public one exists.
-        idle = self._waiter is not None and not self._waiter.done()
-        if idle or not self._request_count:
+        if self.idle or not self._request_count:
             return None
         self.close()
         self._send_probe()
@@ -58,7 +117,8 @@ class ApiProtocol(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Ends the handler too (`handler_cancellation`)."""
-        self._cancel_probe()
+        for timer in (self._probe, self._head_timer, self._send_timer):
+            _cancel(timer)
         super().connection_lost(exc)
 
     def handle_error(
@@ -74,9 +134,27 @@ class ApiProtocol(web.RequestHandler):
         if status >= 500:
             self.log_exception("request failed", exc_info=exc)
         error = ApiError(status, "bad HTTP request" if status < 500 else "internal error")
-        response = web.Response(status=status, body=error.body, content_type="application/json")
+        if isinstance(exc, LineTooLong):
+            error = ApiError(431, f"the request line or a header is longer than {self.max_field_size} bytes")
+        response = web.Response(status=error.status, body=error.body, content_type="application/json")
         response.force_close()
         return response
+
+    def _give_up_reading(self) -> None:
+        self._head_timer = None
+        # aiohttp forgets the transport in force_close.
+        transport = self.transport
+        if transport is None or not self.idle:
+            return
+        self._server.count_drop("slow_request")
+        self.close()
+        _say_goodbye(transport, ApiError(408, f"the request's head took more than {self._limits.receive_s:g} s"))
+
+    def _give_up_writing(self) -> None:
+        self._send_timer = None
+        if self.transport is not None:
+            self._server.count_drop("slow_reader")
+            self.transport.abort()
 
     def _send_probe(self) -> None:
         request = self._current_request
@@ -86,33 +164,77 @@ class ApiProtocol(web.RequestHandler):
             self._stream_probes += 1
         if self._stream_probes <= _MAX_STREAM_PROBES:
             self.transport.write(self._phase.value)
-            self._probe = asyncio.get_running_loop().call_later(_PROBE_S, self._send_probe)
+            self._probe = self._later(_PROBE_S, self._send_probe)
 
-    def _cancel_probe(self) -> None:
-        if self._probe is not None:
-            self._probe.cancel()
-            self._probe = None
+    def _later(self, seconds: float, then: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, then)
 
 
 class ApiServer(web.Server):
     """Makes the protocols; cancels handlers whose client is gone."""
 
     def __init__(
-        self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], *, body_limit_bytes: int
+        self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], *, limits: ClientLimits
     ) -> None:
         super().__init__(
             handler,
             request_factory=self._request,
             handler_cancellation=True,
         )
-        self._body_limit_bytes = body_limit_bytes
+        self._limits = limits
         self._own_loop = asyncio.get_running_loop()
+        self._drops = metrics.get_meter("backhaul_router").create_counter(
+            "backhaul.router.dropped_connections", description="Connections ended by a limit"
+        )
 
     def __call__(self) -> web.RequestHandler:
         """Makes the protocol of a new connection."""
-        return ApiProtocol(self, loop=self._own_loop, access_log=None)
+        return ApiProtocol(self, self._limits, loop=self._own_loop, access_log=None)
+
+    def make_room(self) -> bool:
+        """Tells whether one more connection may be served; closes the oldest idle one if it must."""
+        if len(self._connections) < self._limits.connections:
+            return True
+        idle = next((connection for connection in self._connections if _is_idle(connection)), None)
+        self.count_drop("too_many" if idle is None else "idle")
+        if idle is not None:
+            idle.force_close()
+        return idle is not None
+
+    def count_drop(self, reason: str) -> None:
+        """Counts a connection that is ended by a limit."""
+        self._drops.add(1, {"reason": reason})
+
+    def pre_shutdown(self) -> None:
+        """Closes idle connections; others close after their answer."""
+        for connection in self.connections:
+            # aiohttp ends the task of an idle connection here, but leaves its socket open and deaf.
+            if _is_idle(connection):
+                connection.force_close()
+            else:
+                connection.close()
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         return web.BaseRequest(
-            message, payload, protocol, writer, task, self._own_loop, client_max_size=self._body_limit_bytes
+            message, payload, protocol, writer, task, self._own_loop, client_max_size=self._limits.body_bytes
         )
+
+
+def _is_idle(connection: web.RequestHandler) -> bool:
+    return isinstance(connection, ApiProtocol) and connection.idle
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+def _say_goodbye(transport: asyncio.Transport, error: ApiError) -> None:
+    """Sends an error and closes, a moment later, so that what the client still sends cannot make it lose the error."""
+    head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+    rest = f"content-length: {len(error.body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+    transport.write((head + rest).encode() + error.body)
+    transport.pause_reading()
+    if transport.can_write_eof():
+        transport.write_eof()
+    asyncio.get_running_loop().call_later(_GOODBYE_S, transport.abort)

@@ -12,21 +12,27 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from backhaul_common.addresses import split_address
 from backhaul_common.errors import UnavailableError
+from backhaul_router.admission import Admission, Held
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.engines import EngineError
 from backhaul_router.core.errors import ApiError
-from backhaul_router.http_protocol import ApiProtocol, ApiServer, Phase
+from backhaul_router.http_protocol import ApiProtocol, ApiServer, ClientLimits, Phase
 from backhaul_router.models import Models
 from backhaul_router.observing import context_from
 from backhaul_router.ports import Answer, TurnRequest
 from backhaul_router.readiness import Readiness
+from backhaul_router.sse import WholeLines
 from backhaul_router.turns import Turns
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted."""
 _END_S = 0.1
 """Given to connections for their last bytes, seconds; aiohttp takes 0 for no limit."""
 
+_PIECE_BYTES = 64 * 1024
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 _Handler = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
@@ -36,13 +42,21 @@ class HttpService:
     """Serves the API on one address. Enter it inside the event loop that uses it; leaving stops it without grace."""
 
     def __init__(
-        self, *, address: str, turns: Turns, models: Models, readiness: Readiness, body_limit_bytes: int
+        self,
+        *,
+        address: str,
+        turns: Turns,
+        models: Models,
+        readiness: Readiness,
+        admission: Admission,
+        limits: ClientLimits,
     ) -> None:
         self._address = address
         self._turns = turns
         self._models = models
         self._readiness = readiness
-        self._body_limit_bytes = body_limit_bytes
+        self._admission = admission
+        self._limits = limits
         self._routes: dict[str, tuple[str, _Handler]] = {
             Endpoint.CHAT.value: ("POST", self._turn),
             Endpoint.COMPLETIONS.value: ("POST", self._turn),
@@ -53,17 +67,16 @@ class HttpService:
         self._running: set[asyncio.Task[object]] = set()
         self._api: ApiServer | None = None
         self._listener: asyncio.Server | None = None
+        self._leaving = False
         self.port = 0
         """Port that the server listens on; known once entered."""
 
     async def __aenter__(self) -> Self:
         """Binds and starts. Raises UnavailableError (ADDRESS_UNAVAILABLE) when the address cannot be bound."""
-        host, _, port = self._address.rpartition(":")
-        self._api = ApiServer(self._handle, body_limit_bytes=self._body_limit_bytes)
+        host, port = split_address(self._address)
+        self._api = ApiServer(self._handle, limits=self._limits)
         try:
-            self._listener = await asyncio.get_running_loop().create_server(
-                self._api, host.strip("[]"), int(port), backlog=1024
-            )
+            self._listener = await asyncio.get_running_loop().create_server(self._api, host, port, backlog=_BACKLOG)
         except OSError as error:
             raise UnavailableError("ADDRESS_UNAVAILABLE", f"cannot listen on {self._address}: {error}") from error
         self.port = self._listener.sockets[0].getsockname()[1]
@@ -74,10 +87,15 @@ class HttpService:
     ) -> None:
         await self.stop(0)
 
+    def leave(self) -> None:
+        """Asks clients, with each answer from now on, to connect anew for the next one."""
+        self._leaving = True
+
     async def stop(self, grace_s: float) -> None:
         """Takes no new connections, waits up to ``grace_s`` seconds for running requests, ends the rest."""
         if self._listener is None or self._api is None:
             return
+        self.leave()
         self._listener.close()
         self._api.pre_shutdown()
         if self._running and grace_s > 0:
@@ -100,11 +118,12 @@ class HttpService:
     async def _answered(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         try:
             return await self._dispatch(request, request_id)
-        except web.HTTPRequestEntityTooLarge:
-            error = ApiError(413, f"the body is larger than {self._body_limit_bytes} bytes")
-        except ApiError as caught:
-            error = caught
-        return _json(request, error.status, error.body, {**error.headers, "x-request-id": request_id})
+        except ApiError as error:
+            response = self._json(request, error.status, error.body, {**error.headers, "x-request-id": request_id})
+            if error.status == 408:
+                # The rest of the body would be taken for the next request.
+                response.force_close()
+            return response
 
     async def _dispatch(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         method, handler = self._routes.get(request.path, ("", None))
@@ -117,75 +136,118 @@ class HttpService:
     async def _turn(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         if request.content_type != "application/json" or "content-type" not in request.headers:
             raise ApiError(415, "the content type must be application/json")
-        if (request.content_length or 0) > self._body_limit_bytes:
-            raise web.HTTPRequestEntityTooLarge(self._body_limit_bytes, request.content_length or 0)
+        if (request.content_length or 0) > self._limits.body_bytes:
+            raise self._too_large()
         headers = request.headers
-        turn = TurnRequest(
-            endpoint=Endpoint(request.path),
-            body=await _body(request),
-            session_id=headers.get("x-session-id") or headers.get("x-conversation-id"),
-            authorization=headers.get("authorization"),
-            reuse=headers.get("x-backhaul-reuse", "").lower() != "off",
-            parent=context_from(_trace_headers(headers)),
-        )
-        async with self._turns.run(turn) as answer:
-            if answer.body is not None:
-                return _json(request, answer.status, answer.body, {**answer.headers, "x-request-id": request_id})
-            return await _stream(request, answer, request_id)
+        with self._admission.turn() as held:
+            turn = TurnRequest(
+                endpoint=Endpoint(request.path),
+                body=await self._body(request, held),
+                session_id=headers.get("x-session-id") or headers.get("x-conversation-id"),
+                authorization=headers.get("authorization"),
+                reuse=headers.get("x-backhaul-reuse", "").lower() != "off",
+                parent=context_from(_trace_headers(headers)),
+            )
+            async with self._turns.run(turn) as answer:
+                send = self._stream if answer.body is None else self._whole
+                return await send(request, answer, request_id)
+
+    async def _body(self, request: web.BaseRequest, held: Held) -> bytes:
+        """Reads the whole body.
+
+        Raises ApiError: 400 when it cannot be decoded, 408 when it takes too long, 413, 429.
+        """
+        pieces: list[bytes] = []
+        try:
+            async with asyncio.timeout(self._limits.receive_s):
+                await _ask_for_body(request)
+                async for piece in request.content.iter_any():
+                    if held.byte_count + len(piece) > self._limits.body_bytes:
+                        raise self._too_large()
+                    held.grow(len(piece))
+                    pieces.append(piece)
+        except web.RequestPayloadError as error:
+            raise ApiError(400, "the body is not encoded as its headers say") from error
+        except TimeoutError as error:
+            raise ApiError(408, f"the body took more than {self._limits.receive_s:g} s") from error
+        return b"".join(pieces)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is larger than {self._limits.body_bytes} bytes, which is this router's limit")
 
     async def _list_models(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         authorization = request.headers.get("authorization")
         self._turns.authenticate(authorization)
-        document = await self._models.document(self._turns.engine_headers(authorization))
-        return _json(request, 200, document, {"x-request-id": request_id})
+        with self._admission.listing():
+            document = await self._models.document(self._turns.engine_headers(authorization))
+        return self._json(request, 200, document, {"x-request-id": request_id})
 
     async def _health(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        return _json(request, 200, b'{"status":"alive"}', {"x-request-id": request_id})
+        return self._json(request, 200, b'{"status":"alive"}', {"x-request-id": request_id})
 
     async def _ready(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         problem = self._readiness.problem()
         document = msgspec.json.encode({"ready": not problem, "reason": problem})
-        return _json(request, 503 if problem else 200, document, {"x-request-id": request_id})
+        return self._json(request, 503 if problem else 200, document, {"x-request-id": request_id})
+
+    async def _whole(self, request: web.BaseRequest, answer: Answer, request_id: str) -> web.StreamResponse:
+        """Sends in pieces: a slow client must not make a large answer pile up behind its connection."""
+        body = memoryview(answer.body or b"")
+        headers = {"content-type": "application/json", **answer.headers, "content-length": str(len(body))}
+        response = await self._begin(request, answer.status, {**headers, "x-request-id": request_id})
+        for start in range(0, len(body), _PIECE_BYTES):
+            await response.write(body[start : start + _PIECE_BYTES])
+        await response.write_eof()
+        return response
+
+    async def _stream(self, request: web.BaseRequest, answer: Answer, request_id: str) -> web.StreamResponse:
+        assert answer.stream is not None
+        headers = {**answer.headers, **_STREAM_HEADERS, "x-request-id": request_id}
+        response = await self._begin(request, answer.status, headers)
+        _enter(request, Phase.STREAMING)
+        lines, sent = WholeLines(), b""
+        try:
+            async with aclosing(answer.stream.chunks()) as chunks:
+                async for chunk in chunks:
+                    if ready := lines.take(chunk):
+                        sent = ready
+                        await response.write(ready)
+            last = lines.rest()
+        except EngineError as error:
+            # A blank line ends what was sent of the event before.
+            apart = b"" if sent.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
+            last = apart + error.as_api_error("decode").event
+        if last:
+            await response.write(last)
+        _enter(request, Phase.ANSWERING)
+        await response.write_eof()
+        return response
+
+    async def _begin(self, request: web.BaseRequest, status: int, headers: Mapping[str, str]) -> web.StreamResponse:
+        response = web.StreamResponse(status=status, headers=headers)
+        self._maybe_last(response)
+        _enter(request, Phase.ANSWERING)
+        await response.prepare(request)
+        return response
+
+    def _json(
+        self, request: web.BaseRequest, status: int, body: bytes, headers: Mapping[str, str]
+    ) -> web.StreamResponse:
+        _enter(request, Phase.ANSWERING)
+        response = web.Response(status=status, body=body, headers={"content-type": "application/json", **headers})
+        self._maybe_last(response)
+        return response
+
+    def _maybe_last(self, response: web.StreamResponse) -> None:
+        if self._leaving:
+            response.force_close()
 
 
-async def _body(request: web.BaseRequest) -> bytes:
-    """Reads the whole body. Raises ApiError (400) when it cannot be decoded, HTTPRequestEntityTooLarge."""
+async def _ask_for_body(request: web.BaseRequest) -> None:
+    """Clients with large bodies wait for this, some of them without limit."""
     if request.version >= (1, 1) and request.headers.get("expect", "").lower() == "100-continue":
-        # Clients with large bodies wait for this, some of them without limit.
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
-    try:
-        return await request.read()
-    except web.RequestPayloadError as error:
-        raise ApiError(400, "the body is not encoded as its headers say") from error
-
-
-async def _stream(request: web.BaseRequest, answer: Answer, request_id: str) -> web.StreamResponse:
-    assert answer.stream is not None
-    response = web.StreamResponse(
-        status=answer.status, headers={**answer.headers, **_STREAM_HEADERS, "x-request-id": request_id}
-    )
-    _enter(request, Phase.ANSWERING)
-    await response.prepare(request)
-    _enter(request, Phase.STREAMING)
-    tail = b""
-    try:
-        async with aclosing(answer.stream.chunks()) as chunks:
-            async for chunk in chunks:
-                tail = chunk
-                await response.write(chunk)
-    except EngineError as error:
-        # A blank line first, in case the stream stopped inside an event.
-        apart = b"" if tail.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
-        await response.write(apart + error.as_api_error("decode").event)
-    _enter(request, Phase.ANSWERING)
-    await response.write_eof()
-    return response
-
-
-def _json(request: web.BaseRequest, status: int, body: bytes, headers: Mapping[str, str]) -> web.Response:
-    _enter(request, Phase.ANSWERING)
-    return web.Response(status=status, body=body, headers={"content-type": "application/json", **headers})
 
 
 def _enter(request: web.BaseRequest, phase: Phase) -> None:

@@ -1,0 +1,28 @@
+"""Server-sent events, as far as the router has to know them: not at all, but for where lines end."""
+
+_MAX_HELD_BYTES = 64 * 1024
+
+
+class WholeLines:
+    """Passes a stream on line by line, so that an error event can follow at any moment.
+
+    An event that a dead engine left unfinished would be joined with the error, or be taken for a whole one. Nothing can
+    be done with an unfinished line, so holding it back costs no time. A line longer than 64 KiB is not held back.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def take(self, chunk: bytes) -> bytes:
+        """Returns what can be sent now; may be empty."""
+        end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
+        if end:
+            ready, self._held = self._held + chunk[:end], chunk[end:]
+            return ready
+        self._held += chunk
+        return self.rest() if len(self._held) > _MAX_HELD_BYTES else b""
+
+    def rest(self) -> bytes:
+        """Returns what is held back: the stream ended here."""
+        held, self._held = self._held, b""
+        return held
