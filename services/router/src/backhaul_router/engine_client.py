@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from backhaul_router.core.engines import EngineError, Failure, Reply
+from backhaul_router.core.errors import engine_answer
 from backhaul_router.core.opening import Opening, opening_of
 
 KEEP_ALIVE_S = 4.0
@@ -121,19 +122,23 @@ class EngineClient:
             return []
 
     async def models(self, url: str, headers: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Returns the entries of `/v1/models`. Raises EngineError; an empty list means that the engine refused."""
+        """Returns the entries of `/v1/models`. Raises EngineError, or ApiError when the engine blames the client."""
         reply = await self._whole("GET", url, None, headers, _MODELS_TIMEOUT_S)
+        if reply.failure:
+            raise EngineError(reply.failure)
+        if reply.status >= 400:
+            raise engine_answer(reply.status, reply.body, reply.headers)
         try:
-            return msgspec.json.decode(reply.body, type=_Models).data if reply.status == 200 else []
-        except (msgspec.MsgspecError, ValueError):
-            return []
+            return msgspec.json.decode(reply.body, type=_Models).data
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise EngineError(Failure.FAULT) from error
 
     async def health_failure(self, url: str) -> Failure | None:
         """Returns how a server fails to answer 200, soon; None when it does. Never raises."""
         try:
             reply = await self._whole("GET", url, None, {}, _HEALTH_TIMEOUT_S)
         except EngineError as error:
-            # A time-out while connecting is one too: the router may be waiting for a connection of its own pool.
+            # A time-out while connecting is one too: nobody refused.
             return Failure.TIMEOUT if isinstance(error.__cause__, TimeoutError) else error.failure
         return None if reply.status == 200 else Failure.UNAVAILABLE
 
