@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from backhaul_simulator.openai_bodies import Body, Chat
 from backhaul_simulator.openai_errors import RefusedError, invalid_field
-from backhaul_simulator.tokens import Tokenizer
+from backhaul_simulator.tokens import MAX_TOKEN_CHARS
 
 _MAX_SALT = 128
 _SALT_FORBIDDEN = frozenset("@/\\\0")
@@ -20,7 +20,6 @@ class Served:
     model: str
     max_model_len: int
     vocabulary: int
-    tokenizer: Tokenizer
 
 
 def check_model(model: str | None, served: Served) -> None:
@@ -127,7 +126,7 @@ def check_ids(tokens: list[int], served: Served) -> None:
 
 def check_length(chars: int, served: Served) -> None:
     """Raises RefusedError for a text that is too long to be worth tokenizing."""
-    longest = served.max_model_len * Tokenizer.max_chars_per_token
+    longest = served.max_model_len * MAX_TOKEN_CHARS
     if chars > longest:
         _too_long(f"{chars} characters (more than {longest} characters)", served)
 

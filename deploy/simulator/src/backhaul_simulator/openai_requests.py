@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from backhaul_simulator import tokens
 from backhaul_simulator.openai_bodies import (
     Body,
     Chat,
@@ -32,7 +33,6 @@ from backhaul_simulator.openai_checks import (
     stop_strings,
 )
 from backhaul_simulator.openai_errors import RefusedError, invalid_field
-from backhaul_simulator.tokens import MediaError
 
 _MAX_PROMPTS = 1024
 
@@ -120,7 +120,7 @@ def parse_tokenize(raw: bytes, served: Served) -> list[int]:
     if "messages" not in fields:
         text = parse(raw, TextToTokenize)
         check_model(text.model, served)
-        return served.tokenizer.encode(text.prompt)
+        return tokens.encode(text.prompt, vocabulary=served.vocabulary)
     chat = parse(raw, ChatToTokenize)
     check_model(chat.model, served)
     return _chat_tokens(chat, served, chat.chat_template_kwargs or {})
@@ -130,7 +130,7 @@ def parse_detokenize(raw: bytes, served: Served) -> str:
     """Reads the body of ``/detokenize``; returns the text. Raises RefusedError."""
     body = parse(raw, TokensToText)
     check_model(body.model, served)
-    return "".join(served.tokenizer.decode(token) for token in body.tokens)
+    return "".join(map(tokens.decode, body.tokens))
 
 
 def _forced_tool(body: Chat) -> tuple[str, str]:
@@ -155,27 +155,28 @@ def _extras(body: Chat) -> dict[str, Any]:
 def _chat_tokens(body: Chat | ChatToTokenize, served: Served, extras: Mapping[str, Any]) -> list[int]:
     check_length(sum(len(str(message.get("content", ""))) for message in body.messages), served)
     try:
-        return served.tokenizer.encode_chat(
+        return tokens.encode_chat(
             body.messages,
-            tools=body.tools,
+            body.tools,
             extras=extras,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            vocabulary=served.vocabulary,
         )
-    except MediaError as error:
+    except tokens.MediaError as error:
         raise RefusedError(str(error)) from error
 
 
 def _forwarded_prompt(params: dict[str, Any] | None, served: Served) -> list[int] | None:
     """Returns the token ids that the prefill engine's caller passes on, so that a chat is not tokenized twice."""
-    tokens = (params or {}).get("prompt_token_ids")
-    if tokens is None:
+    ids = (params or {}).get("prompt_token_ids")
+    if ids is None:
         return None
-    if not isinstance(tokens, list) or not tokens or not all_ids(tokens):
+    if not isinstance(ids, list) or not all_ids(ids):
         message = "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of token ids"
         raise RefusedError(message, param="kv_transfer_params.prompt_token_ids")
-    check_ids(tokens, served)
-    return tokens
+    check_ids(ids, served)
+    return ids
 
 
 def _prompts(prompt: str | list[Any] | None, served: Served) -> list[list[int]]:
@@ -192,7 +193,7 @@ def _prompts(prompt: str | list[Any] | None, served: Served) -> list[list[int]]:
 def _prompt(item: Any, served: Served) -> list[int]:
     if isinstance(item, str):
         check_length(len(item), served)
-        return served.tokenizer.encode(item)
+        return tokens.encode(item, vocabulary=served.vocabulary)
     if not isinstance(item, list) or not all_ids(item):
         raise invalid_field("prompt must be a text, token ids, or a list of either", "body.prompt")
     check_ids(item, served)

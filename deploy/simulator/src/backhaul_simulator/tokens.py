@@ -20,67 +20,67 @@ _EXTRAS = 8
 
 _WORD = re.compile(r"t\d{1,9}(?!\w)|\w{1,12}|[^\w\s]")
 
-_LONGEST_CHARS = 12
-"""Characters that one token has at most."""
+MAX_TOKEN_CHARS = 12
+"""Characters that one token of a text has at most."""
+
+VOCABULARY = 50_000
+"""The model's default."""
+
+EOS = END
 
 
 class MediaError(ValueError):
     """A chat has content that is no text."""
 
 
-class Tokenizer:
-    """Text to tokens and back; special tokens (ids below `FIRST_WORD`) come from the chat template alone."""
+def encode(text: str, *, vocabulary: int = VOCABULARY) -> list[int]:
+    """Returns one token per word or punctuation mark. Words of people may share a token."""
+    return [_id(word, vocabulary) for word in _WORD.findall(text)]
 
-    max_chars_per_token = _LONGEST_CHARS
 
-    def __init__(self, vocabulary: int) -> None:
-        self._vocabulary = vocabulary
+def decode(token: int) -> str:
+    """Returns the text of a generated token; none for a special one."""
+    return f" t{token}" if token >= FIRST_WORD else ""
 
-    def encode(self, text: str) -> list[int]:
-        """Returns one token per word or punctuation mark. Words of people may share a token."""
-        return [self._id(word) for word in _WORD.findall(text)]
 
-    def decode(self, token: int) -> str:
-        """Returns the text of a generated token; none for a special one."""
-        return f" t{token}" if token >= FIRST_WORD else ""
+def encode_chat(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    extras: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    vocabulary: int = VOCABULARY,
+) -> list[int]:
+    """Returns the tokens of a chat.
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        extras: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-    ) -> list[int]:
-        """Returns the tokens of a chat.
+    ``extras`` are further arguments of the template, which here are simply part of the prompt. An assistant's message
+    has the tokens that were generated for it, between those of its role and `EOS`.
 
-        ``extras`` are further arguments of the template, which here are simply part of the prompt. An assistant's
-        message has the tokens that were generated for it, between those of its role and `END`.
+    Raises MediaError for content that is no text.
+    """
+    tokens: list[int] = []
+    if tools:
+        tokens += [_START, _TOOLS, *encode(_text_of(tools), vocabulary=vocabulary), EOS]
+    if extras:
+        tokens += [_START, _EXTRAS, *encode(_text_of(extras), vocabulary=vocabulary), EOS]
+    for message in messages:
+        tokens += [_START, _ROLES.get(str(message.get("role")), _ROLES["user"])]
+        tokens += encode("\n".join(_parts(message)), vocabulary=vocabulary)
+        tokens.append(EOS)
+    if continue_final_message and messages:
+        tokens.pop()
+    elif add_generation_prompt:
+        tokens += [_START, _ROLES["assistant"]]
+    return tokens
 
-        Raises MediaError for content that is no text.
-        """
-        tokens: list[int] = []
-        if tools:
-            tokens += [_START, _TOOLS, *self.encode(_text_of(tools)), END]
-        if extras:
-            tokens += [_START, _EXTRAS, *self.encode(_text_of(extras)), END]
-        for message in messages:
-            tokens += [_START, _ROLES.get(str(message.get("role")), _ROLES["user"])]
-            tokens += self.encode("\n".join(_parts(message)))
-            tokens.append(END)
-        if continue_final_message and messages:
-            tokens.pop()
-        elif add_generation_prompt:
-            tokens += [_START, _ROLES["assistant"]]
-        return tokens
 
-    def _id(self, word: str) -> int:
-        if word[0] == "t" and word[1:].isascii() and word[1:].isdigit():
-            token = int(word[1:])
-            if FIRST_WORD <= token < self._vocabulary:
-                return token
-        return FIRST_WORD + zlib.crc32(word.encode()) % (self._vocabulary - FIRST_WORD)
+def _id(word: str, vocabulary: int) -> int:
+    if word[0] == "t" and word[1:].isascii() and word[1:].isdigit():
+        token = int(word[1:])
+        if FIRST_WORD <= token < vocabulary:
+            return token
+    return FIRST_WORD + zlib.crc32(word.encode()) % (vocabulary - FIRST_WORD)
 
 
 def _parts(message: Mapping[str, Any]) -> Iterable[str]:

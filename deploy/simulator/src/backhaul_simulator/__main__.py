@@ -1,0 +1,122 @@
+"""Command line: one simulated vLLM server."""
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from backhaul_simulator import clock, stand_in
+from backhaul_simulator.options import EngineOptions
+
+_DEFAULTS = EngineOptions(connector=False)
+
+_NUMBERS = (
+    ("block_size", "TOKENS", "tokens per block"),
+    ("block_count", "N", "blocks of each rank's memory; one of them is never used, as in vLLM"),
+    ("max_model_len", "TOKENS", "longest prompt and answer together"),
+    ("max_running", "N", "requests that run at once on a rank"),
+    ("max_step_tokens", "TOKENS", "tokens that one step computes at most"),
+    ("prefill_tokens_per_s", "RATE", "speed of prefill; 0: as fast as this machine can"),
+    ("decode_step_s", "S", "duration of a step that decodes; 0: as fast as this machine can"),
+    ("transfer_block_s", "S", "time that reading one block of another engine takes besides the copy"),
+    ("ttl_s", "S", "how long the blocks of a finished turn are retained (decoder_kv_blocks_ttl)"),
+    ("lease_s", "S", "kv_lease_duration: how long hand-offs are kept, and what a renewal is measured by"),
+    ("recompute_threshold", "TOKENS", "fewer tokens than this are computed rather than read (kv_recompute_threshold)"),
+    ("min_verified", "TOKENS", "fewest proved tokens for which the connector uses a handle (backhaul_min_verified)"),
+    ("vocabulary", "N", "number of token ids"),
+    ("end_rate", "N", "about one generated token in so many ends the turn"),
+    ("clock_offset_s", "S", "added to this process's perf_counter, by which engines measure deadlines"),
+    ("clock_rate_ppm", "PPM", "how much faster this process's perf_counter runs, in millionths"),
+)
+
+_PLAIN = ("agent_socket", "model", "weights", "bidirectional", "connector")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="backhaul-simulator",
+        description="A vLLM-compatible server without a model, on which Backhaul's connector runs.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on for HTTP")
+    parser.add_argument("--port", type=int, default=8200, help="port to listen on for HTTP")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="data-parallel ranks, an engine each")
+    parser.add_argument("--api-key", default="", help="key that clients must bring; none by default")
+    parser.add_argument(
+        "--side-channel",
+        default="127.0.0.1:5600",
+        metavar="HOST:PORT",
+        help="NIXL side channel of rank 0; rank n listens n ports higher",
+    )
+    parser.add_argument("--agent-socket", default="", metavar="PATH", help="Unix socket of the node agent")
+    parser.add_argument(
+        "--served-model-name", dest="model", default=_DEFAULTS.model, metavar="NAME", help="name of the model"
+    )
+    parser.add_argument(
+        "--weights", default=_DEFAULTS.weights, metavar="NAME", help="engines with other weights give other answers"
+    )
+    for name, metavar, text in _NUMBERS:
+        default = getattr(_DEFAULTS, name)
+        parser.add_argument(_flag(name), type=type(default), default=default, metavar=metavar, help=text)
+    parser.add_argument(
+        "--no-bidirectional",
+        dest="bidirectional",
+        action="store_false",
+        help="no bidirectional_kv_xfer: nothing is retained, and what is promised is never read",
+    )
+    parser.add_argument(
+        "--no-connector",
+        dest="connector",
+        action="store_false",
+        help="vLLM's own NixlConnector in place of Backhaul's",
+    )
+    return parser
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _options(arguments: argparse.Namespace) -> EngineOptions:
+    """Raises ValueError that says what is wrong."""
+    host, _, port = arguments.side_channel.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"--side-channel takes HOST:PORT, got {arguments.side_channel!r}")
+    if arguments.connector and not arguments.agent_socket:
+        raise ValueError("--agent-socket says where the node agent listens; without an agent, use --no-connector")
+    if arguments.ranks < 1:
+        raise ValueError(f"--ranks must be at least 1, got {arguments.ranks}")
+    return EngineOptions(
+        side_channel_host=host,
+        side_channel_port=int(port),
+        **{name: getattr(arguments, name) for name, _, _ in _NUMBERS},
+        **{
+            name: getattr(arguments, name)
+            for name in ("agent_socket", "model", "weights", "bidirectional", "connector")
+        },
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the server; returns the exit code."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        options = _options(arguments)
+    except ValueError as error:
+        parser.error(str(error))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    clock.install(offset_s=options.clock_offset_s, rate_ppm=options.clock_rate_ppm)
+    stand_in.use()
+    # Only now: what it imports imports vLLM, and reads the clock.
+    from backhaul_simulator.app import serve
+
+    return asyncio.run(
+        serve(options, host=arguments.host, port=arguments.port, ranks=arguments.ranks, api_key=arguments.api_key)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
