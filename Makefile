@@ -6,6 +6,7 @@ MAKEFLAGS += --no-print-directory
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+SIM ?=
 
 # The environments are made by the first of these that is Python 3.11 (the engines' packages are built for it).
 PYTHON ?= $(shell for python in python3.11 python3; do \
@@ -27,11 +28,11 @@ help: ## Prints this list
 
 .PHONY: run
 run: $(ENVIRONMENTS) ## Installs what is needed, then plays a conversation with and without reuse (ARGS=--help for options)
-	@$(BIN)/python -m backhaul_local run $(ARGS)
+	@$(BIN)/python -m backhaul_local run $(if $(SIM),--simulated) $(ARGS)
 
 .PHONY: up
-up: $(ENVIRONMENTS) ## The same stack, in the foreground until Ctrl-C (ARGS=--help for options)
-	@$(BIN)/python -m backhaul_local up $(ARGS)
+up: $(ENVIRONMENTS) ## The same stack, in the foreground until Ctrl-C (SIM=1: simulated engines; ARGS=--help for options)
+	@$(BIN)/python -m backhaul_local up $(if $(SIM),--simulated) $(ARGS)
 
 .PHONY: install
 install: ## Makes both environments, .venv and .venv-engine, unless they are up to date

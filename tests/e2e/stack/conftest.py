@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from backhaul_local.engines import EngineOptions
-from backhaul_local.stack import Stack, StackOptions
+from backhaul_local.options import StackOptions
+from backhaul_local.stack import Stack
 from tests.e2e.stack.chat import Chat, Messages, Reply, answered, opening
 from tests.fakes.otlp_collector import OtlpCollector
 from tests.fakes.socket_proxy import SocketProxy

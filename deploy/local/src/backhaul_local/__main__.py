@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import openai
 from rich.console import Console
@@ -16,14 +17,19 @@ from backhaul_local.conversation import Plan, Turn, play
 from backhaul_local.engines import MODEL_NAME, EngineOptions
 from backhaul_local.interrupts import end_with_parent, raise_on_signals
 from backhaul_local.model_store import ensure_model
+from backhaul_local.options import StackOptions
 from backhaul_local.processes import LocalError
 from backhaul_local.progress import ConsoleSteps, Steps
-from backhaul_local.stack import Stack, StackOptions
+from backhaul_local.simulated import SimulatedEngine
+from backhaul_local.stack import Stack
 from backhaul_local.table import comparison, verdict
 
 _KEPT_STATES = 5
 _LOOKUP_BUDGET_S = 0.25
 """Engines and services share the cores: a lookup now and then waits longer for one than the router's default allows."""
+
+_SIMULATED_SPEEDS = ("--prefill-tokens-per-s", "4000", "--decode-step-s", "0.01", "--transfer-block-s", "0.001")
+"""Slow enough that the difference between routes can be seen."""
 
 _WARM_UP = Plan(turns=2, document_words=300, reply_tokens=80)
 """Enough for both engines to have met, in both directions, before anything is measured."""
@@ -71,8 +77,10 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--state", type=Path, default=Path(".state"), help="folder for models, data and logs")
         command.add_argument("--size", choices=["demo", "tiny"], default="demo", help="size of the random model")
-        command.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill engines")
-        command.add_argument("--decode", type=int, default=1, metavar="N", help="decode engines")
+        command.add_argument("--simulated", action="store_true", help="simulated engines instead of vLLM")
+        command.add_argument("--prefill", type=int, metavar="N", help="prefill engines (default: 1, simulated: 2)")
+        command.add_argument("--decode", type=int, metavar="N", help="decode engines (default: 1, simulated: 2)")
+        command.add_argument("--etcd-members", type=int, default=1, metavar="N", help="members of the etcd cluster")
         command.add_argument("--registries", type=int, default=1, metavar="N", help="registry replicas")
         command.add_argument("--routers", type=int, default=1, metavar="N", help="router replicas")
     return parser
@@ -80,24 +88,15 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _stack(options: argparse.Namespace, console: Console, steps: Steps) -> Iterator[Stack]:
-    if not options.engine_python.exists():
-        raise LocalError(f"no engine environment at {options.engine_python}: run `make install`")
-    # Not resolved: the link in bin/ is what makes a Python that of an environment.
-    engine_python = options.engine_python.absolute()
     state = options.state.resolve()
-    steps.begin("Making the model")
-    model = ensure_model(engine_python, options.size, state / "models")
-    steps.end("Making the model")
     stack_options = StackOptions(
-        engine_python=engine_python,
-        model=model,
         state=_new_state(state / "stacks"),
-        prefill=[EngineOptions()] * options.prefill,
-        decode=[EngineOptions(ttl_s=480)] * options.decode,
+        etcd_members=options.etcd_members,
         registries=options.registries,
         routers=options.routers,
         router_flags=["--lookup-budget-s", str(_LOOKUP_BUDGET_S)],
         default_ports=True,
+        **(_simulated(options) if options.simulated else _real(options, state, steps)),
     )
     with Stack(stack_options, steps) as stack:
         try:
@@ -107,6 +106,29 @@ def _stack(options: argparse.Namespace, console: Console, steps: Steps) -> Itera
             raise
         finally:
             console.print("Stopping everything ...")
+
+
+def _simulated(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "prefill": [SimulatedEngine(flags=_SIMULATED_SPEEDS)] * (options.prefill or 2),
+        "decode": [SimulatedEngine(flags=_SIMULATED_SPEEDS, ttl_s=480)] * (options.decode or 2),
+    }
+
+
+def _real(options: argparse.Namespace, state: Path, steps: Steps) -> dict[str, Any]:
+    if not options.engine_python.exists():
+        raise LocalError(f"no engine environment at {options.engine_python}: run `make install`")
+    # Not resolved: the link in bin/ is what makes a Python that of an environment.
+    engine_python = options.engine_python.absolute()
+    steps.begin("Making the model")
+    model = ensure_model(engine_python, options.size, state / "models")
+    steps.end("Making the model")
+    return {
+        "engine_python": engine_python,
+        "model": model,
+        "prefill": [EngineOptions()] * (options.prefill or 1),
+        "decode": [EngineOptions(ttl_s=480)] * (options.decode or 1),
+    }
 
 
 def _new_state(root: Path) -> Path:

@@ -24,6 +24,15 @@ class Ports:
             pass
         return self._give(port)
 
+    def take_row(self, count: int) -> int:
+        """Returns the first of ``count`` free ports in a row."""
+        while True:
+            first = self._draw.randint(_FIRST, _LAST)
+            row = range(first, first + count)
+            if all(map(self._free, row)):
+                self._given.update(row)
+                return first
+
     def _give(self, port: int) -> int:
         self._given.add(port)
         return port

@@ -6,46 +6,25 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
-from backhaul_local.engines import EngineOptions, EnginePlace, engine_spec
-from backhaul_local.etcd import etcd_spec
+from backhaul_local.engines import MODEL_NAME, EnginePlace, engine_spec
+from backhaul_local.etcd import EtcdMember, etcd_spec
+from backhaul_local.options import Engine, StackOptions
 from backhaul_local.ports import HOST, Ports
 from backhaul_local.probes import grpc_ready, http_ready
 from backhaul_local.processes import Process, ProcessSpec, Supervisor
 from backhaul_local.progress import SilentSteps, Steps
+from backhaul_local.simulated import SimulatedEngine, nixl_stand_in, simulated_spec
 
 _ENGINE_START_S = 300
 _SERVICE_START_S = 60
 _STOP_S = 15
 _WAITING = " (waiting for the engines)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackOptions:
-    """What the stack consists of."""
-
-    engine_python: Path
-    """Python of the environment that holds vLLM and the connector."""
-    model: Path
-    """Folder of the model."""
-    state: Path
-    """Folder for data and logs."""
-    prefill: Sequence[EngineOptions] = (EngineOptions(),)
-    decode: Sequence[EngineOptions] = (EngineOptions(),)
-    registries: int = 1
-    routers: int = 1
-    registry_flags: Sequence[str] = ()
-    agent_flags: Sequence[str] = ()
-    router_flags: Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of the services (not of the engines)."""
-    default_ports: bool = False
-    """Takes the ports that the README names where they are free, else random ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +34,7 @@ class Node:
     name: str
     """Name of the engine's process: prefill-1, decode-1, ..."""
     role: str
+    engine: Engine
     url: str
     """Base URL of the engine."""
     side_channel: str
@@ -70,7 +50,8 @@ class Node:
 class Stack:
     """Starts everything on entry and ends everything on exit. Use it from one thread at a time.
 
-    Processes are named etcd, registry-1, prefill-1, agent-prefill-1, decode-1, agent-decode-1, router-1 and so on.
+    Processes are named etcd (or etcd-1 to etcd-n), registry-1, prefill-1, agent-prefill-1, decode-1, agent-decode-1,
+    router-1 and so on.
     """
 
     def __init__(self, options: StackOptions, steps: Steps | None = None) -> None:
@@ -83,7 +64,8 @@ class Stack:
         self._labels: dict[str, str] = {}
         self._etcd_data = options.state / "etcd"
         self._exit = ExitStack()
-        self.etcd_endpoint = ""
+        self._etcd_names: list[str] = []
+        self.etcd_endpoints: list[str] = []
         self.registries: list[str] = []
         """host:port of each registry."""
         self.nodes: list[Node] = []
@@ -120,6 +102,16 @@ class Stack:
         while True:
             self._supervisor.check_all()
             time.sleep(1)
+
+    @property
+    def process_names(self) -> list[str]:
+        """Names of all processes, in the order in which they were started."""
+        return [process.name for process in self._supervisor]
+
+    @property
+    def model_name(self) -> str:
+        """Name under which the engines serve their model."""
+        return MODEL_NAME
 
     def process(self, name: str) -> Process:
         """Returns a process by its name. Raises KeyError for an unknown one."""
@@ -182,21 +174,27 @@ class Stack:
             ("prefill", self._options.prefill, 8100),
             ("decode", self._options.decode, 8200),
         ):
-            for index in range(1, len(engines) + 1):
+            for index, engine in enumerate(engines, start=1):
                 name = f"{role}-{index}"
                 node = Node(
                     name=name,
                     role=role,
+                    engine=engine,
                     url=f"http://{self._address(first_port + index - 1)}",
-                    side_channel=self._address(first_port - 2500 + index - 1),
+                    side_channel=self._side_channel(engine, first_port - 2500 + index - 1),
                     socket=self._sockets / f"{name}.sock",
                     agent_address=self._address(7200 + len(self.nodes) + 1),
                 )
                 self.nodes.append(node)
 
+    def _side_channel(self, engine: Engine, preferred: int) -> str:
+        """Rank n of a server listens n ports above the first."""
+        if isinstance(engine, SimulatedEngine) and engine.ranks > 1:
+            return f"{HOST}:{self._ports.take_row(engine.ranks)}"
+        return self._address(preferred)
+
     def _start_engines(self) -> None:
-        options = [*self._options.prefill, *self._options.decode]
-        for node, engine in zip(self.nodes, options, strict=True):
+        for node in self.nodes:
             place = EnginePlace(
                 name=node.name,
                 python=self._options.engine_python,
@@ -205,30 +203,56 @@ class Stack:
                 side_channel_port=_port(node.side_channel),
                 agent_socket=node.socket,
             )
-            self._launch(engine_spec(place, engine), partial(http_ready, f"{node.url}/health"))
+            self._launch(_engine_spec(place, node.engine), partial(http_ready, f"{node.url}/health"))
 
     def _start_etcd(self) -> None:
-        self.etcd_endpoint = self._address(2379)
-        peer_port = self._ports.take()
-        spec = etcd_spec(client_port=_port(self.etcd_endpoint), peer_port=peer_port, data=self._etcd_data)
-        self._launch(spec, partial(http_ready, f"http://{self.etcd_endpoint}/health"))
-        self._await(["etcd"], _SERVICE_START_S)
+        count = self._options.etcd_members
+        names = self._etcd_names = ["etcd"] if count == 1 else [f"etcd-{index}" for index in range(1, count + 1)]
+        cluster = [
+            EtcdMember(
+                name=name,
+                client_port=self._ports.take(2379 + 2 * index if self._options.default_ports else None),
+                peer_port=self._ports.take(),
+                data=self._etcd_data / name,
+            )
+            for index, name in enumerate(names)
+        ]
+        for member in cluster:
+            self.etcd_endpoints.append(member.endpoint)
+            spec = etcd_spec(member, cluster, self._options.etcd_flags)
+            self._launch(spec, partial(http_ready, f"http://{member.endpoint}/health"))
+        self._await(names, _SERVICE_START_S)
 
     def _start_registries(self) -> None:
         for index in range(1, self._options.registries + 1):
             address = self._address(7100 + index - 1)
             self.registries.append(address)
-            flags = ["--listen", address, "--etcd-endpoints", self.etcd_endpoint, *self._options.registry_flags]
-            self._service(f"registry-{index}", "backhaul-registry", flags, partial(grpc_ready, address))
+            name = f"registry-{index}"
+            etcd = self._reached(name, self._etcd_names, self.etcd_endpoints)
+            flags = ["--listen", address, "--etcd-endpoints", etcd, *self._options.registry_flags]
+            self._service(name, "backhaul-registry", flags, partial(grpc_ready, address))
         self._await([f"registry-{index}" for index in range(1, len(self.registries) + 1)], _SERVICE_START_S)
 
     def _start_agents(self) -> None:
+        network = self._options.network
         for node in self.nodes:
-            flags = ["--engine-url", node.url, "--side-channel", node.side_channel, "--role", node.role]
-            flags += ["--registry", ",".join(self.registries), "--listen", node.agent_address, "--node-id", node.name]
+            engine = node.url.removeprefix("http://")
+            flags = ["--engine-url", f"http://{network.between(node.agent, node.name, engine)}"]
+            flags += ["--advertise-engine-url", f"http://{network.between('routers', node.name, engine)}"]
+            flags += ["--side-channel", node.side_channel, "--role", node.role, "--listen", node.agent_address]
+            flags += ["--advertise", network.between("routers", node.agent, node.agent_address)]
+            flags += ["--registry", self._reached_registries(node.agent), "--node-id", node.name]
             flags += ["--connector-socket", str(node.socket), *self._options.agent_flags]
             ready = partial(grpc_ready, node.agent_address)
-            self._service(node.agent, "backhaul-node-agent", flags, ready, _WAITING)
+            self._service(node.agent, "backhaul-node-agent", flags, ready, _WAITING, _agent_env(node.engine))
+
+    def _reached_registries(self, source: str) -> str:
+        names = [f"registry-{index}" for index in range(1, len(self.registries) + 1)]
+        return self._reached(source, names, self.registries)
+
+    def _reached(self, source: str, names: Sequence[str], addresses: Sequence[str]) -> str:
+        between = self._options.network.between
+        return ",".join(between(source, name, address) for name, address in zip(names, addresses, strict=True))
 
     def _start_routers(self) -> None:
         for _ in range(self._options.routers):
@@ -247,10 +271,17 @@ class Stack:
         return name
 
     def _service(
-        self, name: str, script: str, flags: Sequence[str], ready: Callable[[], bool], remark: str = ""
+        self,
+        name: str,
+        script: str,
+        flags: Sequence[str],
+        ready: Callable[[], bool],
+        remark: str = "",
+        env: Mapping[str, str] | None = None,
     ) -> None:
         command = [str(Path(sys.executable).with_name(script)), *flags]
-        self._launch(ProcessSpec(name=name, command=command, env=self._options.env), ready, remark)
+        spec = ProcessSpec(name=name, command=command, env={**self._options.env, **(env or {})})
+        self._launch(spec, ready, remark)
 
     def _launch(self, spec: ProcessSpec, ready: Callable[[], bool], remark: str = "") -> None:
         self._ready[spec.name] = ready
@@ -264,6 +295,15 @@ class Stack:
 
     def _address(self, preferred: int) -> str:
         return f"{HOST}:{self._ports.take(preferred if self._options.default_ports else None)}"
+
+
+def _engine_spec(place: EnginePlace, engine: Engine) -> ProcessSpec:
+    return simulated_spec(place, engine) if isinstance(engine, SimulatedEngine) else engine_spec(place, engine)
+
+
+def _agent_env(engine: Engine) -> Mapping[str, str]:
+    """A simulated engine hears what the stand-in of nixl says; NIXL itself does not reach it."""
+    return {"PYTHONPATH": str(nixl_stand_in())} if isinstance(engine, SimulatedEngine) else {}
 
 
 def _port(address: str) -> int:

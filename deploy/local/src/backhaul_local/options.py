@@ -1,0 +1,58 @@
+"""What a stack consists of."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from backhaul_local.engines import EngineOptions
+from backhaul_local.simulated import SimulatedEngine
+
+Engine = EngineOptions | SimulatedEngine
+
+
+class Network(Protocol):
+    """What lies between two parts of a stack."""
+
+    def between(self, source: str, target: str, address: str) -> str:
+        """Returns the address (host:port) under which ``source`` reaches ``target``, which listens on ``address``.
+
+        Both are names of processes; the source is ``routers`` for what nodes tell all routers.
+        """
+        ...
+
+
+class DirectNetwork:
+    """Nothing in between."""
+
+    def between(self, source: str, target: str, address: str) -> str:
+        """Returns the address itself."""
+        return address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOptions:
+    """What the stack consists of."""
+
+    engine_python: Path = Path(sys.executable)
+    """Python of the environment that holds vLLM and the connector; not needed for simulated engines."""
+    model: Path = Path()
+    """Folder of the model; not needed for simulated engines."""
+    state: Path
+    """Folder for data and logs."""
+    prefill: Sequence[Engine] = (EngineOptions(),)
+    decode: Sequence[Engine] = (EngineOptions(),)
+    etcd_members: int = 1
+    etcd_flags: Sequence[str] = ()
+    registries: int = 1
+    routers: int = 1
+    registry_flags: Sequence[str] = ()
+    agent_flags: Sequence[str] = ()
+    router_flags: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the services (not of the engines)."""
+    default_ports: bool = False
+    """Takes the ports that the README names where they are free, else random ones."""
+    network: Network = field(default_factory=DirectNetwork)
+    """Between services and etcd, among services, and between services and engines' HTTP servers."""

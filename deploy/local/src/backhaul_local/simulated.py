@@ -1,0 +1,50 @@
+"""How to start a simulated engine: a vLLM-compatible server with honest memory and no model."""
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backhaul_local.engines import MODEL_NAME, EnginePlace
+from backhaul_local.ports import HOST
+from backhaul_local.processes import ProcessSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedEngine:
+    """What may differ from engine to engine; everything else by ``flags`` (`python -m backhaul_simulator --help`)."""
+
+    ranks: int = 1
+    """Data-parallel ranks of the server."""
+    ttl_s: float = 60
+    """How long blocks of a finished turn are kept."""
+    lease_s: float = 180
+    """`kv_lease_duration`."""
+    flags: Sequence[str] = ()
+    """Added to the command line."""
+
+
+def simulated_spec(place: EnginePlace, options: SimulatedEngine) -> ProcessSpec:
+    """Returns how to start one simulated engine."""
+    flags = {
+        "model": MODEL_NAME,
+        "host": HOST,
+        "port": str(place.http_port),
+        "side-channel": f"{HOST}:{place.side_channel_port}",
+        "agent-socket": str(place.agent_socket),
+        "ranks": str(options.ranks),
+        "ttl-s": str(options.ttl_s),
+        "lease-s": str(options.lease_s),
+    }
+    command = [sys.executable, "-m", "backhaul_simulator"]
+    command += [part for name, value in flags.items() for part in (f"--{name}", value)]
+    return ProcessSpec(name=place.name, command=[*command, *options.flags])
+
+
+def nixl_stand_in() -> Path:
+    """Returns the folder that holds the ``nixl`` through which a simulated engine is told to renew and to release."""
+    spec = importlib.util.find_spec("backhaul_simulator.stand_in")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "nixl"
