@@ -86,11 +86,20 @@ class EtcdProcess:
         """Thaws etcd."""
         self._signal(signal.SIGCONT)
 
-    def etcdctl(self, *arguments: str) -> str:
+    def metrics(self) -> list[str]:
+        """Returns the lines of etcd's own figures."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode().splitlines()
+
+    def etcdctl(self, *arguments: str, stdin: str = "") -> str:
         """Runs etcdctl against this etcd and returns what it prints."""
         command = [str(binary("etcdctl")), "--endpoints", f"{self._scheme}://{self.endpoint}", *arguments]
         environment = {**os.environ, "ETCDCTL_API": "3"}
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10, env=environment).stdout
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=10, env=environment, input=stdin
+        ).stdout
 
     def snapshot(self, path: Path) -> None:
         """Saves a snapshot of the store."""

@@ -19,6 +19,7 @@ from backhaul_common.clock import SystemClock
 from backhaul_common.errors import AbortedError, UnauthenticatedError, UnavailableError
 from backhaul_common.etcd import EtcdClient, EtcdOptions, Get, Outage, Put, TlsFiles, Update, follow
 from tests.fakes.etcd_process import EtcdProcess
+from tests.fakes.eventually import eventually
 
 pytestmark = pytest.mark.etcd
 
@@ -106,6 +107,34 @@ async def test_a_wrong_password_fails_fast_and_is_named(guarded_etcd: EtcdProces
         with pytest.raises(UnauthenticatedError, match="user or the password"):
             await put(client)
         assert time.monotonic() - started < 1
+
+
+async def test_a_wrong_password_is_not_tried_again_and_again(tmp_path: Path) -> None:
+    with EtcdProcess(tmp_path, "--metrics", "extensive") as etcd:
+        switch_authentication_on(etcd)
+        async with as_user(etcd, password="wrong") as client, aclosing(follow(client, b"/k", SystemClock())) as items:
+            before = authentications(etcd)
+            for _ in range(5):
+                with pytest.raises(UnauthenticatedError, match="user or the password"):
+                    await put(client)
+                assert isinstance(await anext(items), Outage)
+            assert authentications(etcd) - before == 1
+            etcd.etcdctl("--user", "root:rootpw", "user", "passwd", "backhaul", "--interactive=false", stdin="wrong")
+
+            async def accepted() -> bool:
+                try:
+                    await put(client)
+                except UnauthenticatedError:
+                    return False
+                return True
+
+            await eventually(accepted, 10)
+
+
+def authentications(etcd: EtcdProcess) -> int:
+    """Returns how often somebody asked etcd for a token."""
+    name = 'grpc_server_handled_total{grpc_code="InvalidArgument",grpc_method="Authenticate"'
+    return sum(int(float(line.split()[-1])) for line in etcd.metrics() if line.startswith(name))
 
 
 async def test_a_missing_permission_is_named_and_no_user_is_refused(guarded_etcd: EtcdProcess) -> None:

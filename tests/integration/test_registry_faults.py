@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -196,11 +195,7 @@ async def test_moving_to_an_endpoint_that_works(own_etcd: EtcdProcess, cluster: 
 
 def gauge(etcd: EtcdProcess, name: str) -> int:
     """Reads one of etcd's own figures."""
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-        f"http://{etcd.endpoint}/metrics", timeout=5
-    ) as answer:
-        lines = answer.read().decode().splitlines()
-    return int(float(next(line.split()[1] for line in lines if line.startswith(f"{name} "))))
+    return int(float(next(line.split()[1] for line in etcd.metrics() if line.startswith(f"{name} "))))
 
 
 async def test_watchers_in_etcd_do_not_grow_with_clients_or_calls(registry: Registry, own_etcd: EtcdProcess) -> None:

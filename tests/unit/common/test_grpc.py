@@ -206,6 +206,19 @@ async def test_health_is_not_serving_until_set_and_again_when_unset() -> None:
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
+async def test_a_service_may_be_impaired_alone() -> None:
+    serving_, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    async with serving() as (server, channel):
+        await server.set_serving(True)
+        await server.set_impaired(NODES, True)
+        assert [await check(channel, name) for name in ("", NODES)] == [serving_, not_serving]
+        await server.set_serving(False)
+        await server.set_impaired(NODES, False)
+        assert await check(channel, NODES) == not_serving
+        await server.set_serving(True)
+        assert await check(channel, NODES) == serving_
+
+
 async def test_health_watches_follow_changes_whoever_else_leaves() -> None:
     async with serving() as (server, channel):
         stub = health_pb2_grpc.HealthStub(channel)

@@ -85,6 +85,10 @@ class GrpcServer:
         """Reports all services as SERVING or NOT_SERVING."""
         await self._health.set_serving(serving)
 
+    async def set_impaired(self, service: str, impaired: bool) -> None:
+        """Reports one service as NOT_SERVING whatever the others are, or no longer."""
+        await self._health.set_impaired(service, impaired)
+
     async def stop(self, grace_s: float) -> None:
         """Reports NOT_SERVING, refuses new calls, waits up to ``grace_s`` seconds for running ones, ends the rest."""
         await self._health.end()

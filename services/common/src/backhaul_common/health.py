@@ -13,7 +13,7 @@ _SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.ServingStatus.SERVICE_UNKNOWN
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """Health of a fixed list of services, which are up or down together.
+    """Health of a fixed list of services, which are up or down together; one alone may be impaired besides.
 
     grpcio-health-checking's asyncio servicer forgets the second watcher of a service when the first one leaves
     (grpc_health/v1/_async.py, ``Watch``); this one serves any number.
@@ -22,6 +22,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     def __init__(self, service_names: Iterable[str]) -> None:
         self._services = frozenset({"", *service_names})
         self._status = _NOT_SERVING
+        self._impaired: set[str] = set()
         self._ended = False
         self._changed = asyncio.Condition()
 
@@ -29,6 +30,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         """Changes the state of all services."""
         async with self._changed:
             self._status = _SERVING if serving else _NOT_SERVING
+            self._changed.notify_all()
+
+    async def set_impaired(self, service: str, impaired: bool) -> None:
+        """Makes one service NOT_SERVING whatever the others are, or no longer."""
+        async with self._changed:
+            (self._impaired.add if impaired else self._impaired.discard)(service)
             self._changed.notify_all()
 
     async def end(self) -> None:
@@ -42,7 +49,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         """Answers with the state; NOT_FOUND for an unknown service."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
-        return health_pb2.HealthCheckResponse(status=self._status)
+        return health_pb2.HealthCheckResponse(status=self._state(request.service))
 
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: Any
@@ -60,4 +67,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
                     await self._changed.wait()
 
     def _state(self, service: str) -> Any:
-        return self._status if service in self._services else _SERVICE_UNKNOWN
+        if service not in self._services:
+            return _SERVICE_UNKNOWN
+        return _NOT_SERVING if service in self._impaired else self._status

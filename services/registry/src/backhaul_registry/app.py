@@ -14,6 +14,7 @@ from backhaul_common.errors import BackhaulError, UnavailableError
 from backhaul_common.etcd import EtcdClient
 from backhaul_common.grpc_server import GrpcServer
 from backhaul_registry.availability import Availability
+from backhaul_registry.condition import Condition
 from backhaul_registry.config import Config
 from backhaul_registry.core.model import Node, Pointer
 from backhaul_registry.etcd_store import NodeStore, PointerStore
@@ -26,7 +27,10 @@ from backhaul_registry.traced_etcd import TracedEtcd
 
 _log = structlog.get_logger(__name__)
 
-SERVICE_NAMES = ("backhaul.registry.v1.IndexService", "backhaul.registry.v1.NodeService")
+WRITES = "backhaul.registry.v1.writes"
+"""Health of this name: whether etcd takes writes. Lookups go on without."""
+
+SERVICE_NAMES = ("backhaul.registry.v1.IndexService", "backhaul.registry.v1.NodeService", WRITES)
 
 
 async def run(
@@ -57,11 +61,15 @@ async def run(
                 nodes.end_all(away)
                 pointers.end_all(away)
 
+        async def tell_full(full: bool) -> None:
+            await server.set_impaired(WRITES, full)
+
         availability = Availability(client, keys.nodes, clock, (tell,))
+        condition = Condition(client, clock, tell_full)
         async with server, asyncio.TaskGroup() as tasks:
             _log.info("listening", address=config.listen, port=server.port, etcd=config.etcd_endpoints)
             on_listening(server.port)
-            background = [tasks.create_task(part.run()) for part in (availability, nodes, pointers)]
+            background = [tasks.create_task(part.run()) for part in (availability, condition, nodes, pointers)]
             await stopping.wait()
             await server.stop(config.grace_s)
             for task in background:

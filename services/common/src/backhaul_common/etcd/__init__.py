@@ -1,6 +1,14 @@
 """A thin etcd v3 client on grpc.aio: transactions, leases, and listings that stay up to date."""
 
-from backhaul_common.etcd.client import EtcdClient, EtcdOptions, Lease, Listing, TxnResult, WatchBatch
+from backhaul_common.etcd.client import (
+    EtcdClient,
+    EtcdOptions,
+    Lease,
+    Listing,
+    MemberStatus,
+    TxnResult,
+    WatchBatch,
+)
 from backhaul_common.etcd.connection import TlsFiles
 from backhaul_common.etcd.listwatch import Following, Outage, Update, follow
 from backhaul_common.etcd.ops import Absent, Compare, Delete, Get, KeyValue, LeaseIs, Op, Put, Unchanged, prefix_end
@@ -17,6 +25,7 @@ __all__ = [
     "Lease",
     "LeaseIs",
     "Listing",
+    "MemberStatus",
     "Op",
     "Outage",
     "Put",

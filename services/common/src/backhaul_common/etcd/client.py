@@ -59,6 +59,17 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """What the member at the endpoint in use says of itself and of the cluster's alarms."""
+
+    version: str
+    full: bool
+    """Whether some member has run out of space (alarm NOSPACE): the cluster refuses all writes."""
+    corrupt: bool
+    """Whether some member's data differs from the others' (alarm CORRUPT)."""
+
+
+@dataclass(frozen=True, slots=True)
 class TxnResult:
     """Outcome of a transaction."""
 
@@ -155,6 +166,13 @@ class EtcdClient:
             page = await self.range(Get(start, prefix_end(prefix), limit=page_size), revision=revision)
             items.extend(page.items)
         return Listing(tuple(items), revision, False, page.cluster_id)
+
+    async def status(self, *, timeout_s: float | None = None) -> MemberStatus:
+        """Asks the member in use for its version and the cluster's alarms."""
+        answer = await self._unary(rpc.MaintenanceStub, "Status", rpc.StatusRequest(), True, timeout_s)
+        # etcd, api/v3rpc/maintenance.go, ``Status``: alarms come as text such as "memberID:1 alarm:NOSPACE ".
+        alarms = " ".join(answer.errors)
+        return MemberStatus(answer.version, "alarm:NOSPACE" in alarms, "alarm:CORRUPT" in alarms)
 
     async def grant(self, ttl_s: float) -> Lease:
         """Makes a lease. A lost answer leaves one that nobody uses, until its TTL."""

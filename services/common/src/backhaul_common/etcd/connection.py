@@ -29,6 +29,9 @@ _PAUSE_S = 0.1
 _AUTHENTICATE_S = 3.0
 """Longest wait for a token: etcd hashes the password with bcrypt, which takes its time on a busy machine."""
 
+_REFUSED_S = 5.0
+"""How long a refused password is not tried again: whoever waits for it to be set right must not flood etcd's log."""
+
 T = TypeVar("T")
 
 
@@ -72,6 +75,8 @@ class Connection:
         self._current = 0
         # None: not asked for yet. Empty: this etcd has authentication off.
         self._token: str | None = None
+        self._refused: grpc.aio.AioRpcError | None = None
+        self._refused_until = 0.0
         # Guards the exchange of the token, so that many calls that fail together ask for one.
         self._token_lock = asyncio.Lock()
 
@@ -153,12 +158,16 @@ class Connection:
             return self._token
 
     async def _authenticate(self, timeout_s: float) -> str:
+        if self._refused is not None and self._clock.monotonic() < self._refused_until:
+            raise self._refused
         request = rpc.AuthenticateRequest(name=self._user, password=self._password)
         try:
             answer = await rpc.AuthStub(self.channel()).Authenticate(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             if failures.auth_off(error):
                 return ""
+            if failures.password_refused(error):
+                self._refused, self._refused_until = error, self._clock.monotonic() + _REFUSED_S
             raise
         return str(answer.token)
 

@@ -40,6 +40,11 @@ def auth_off(error: grpc.aio.AioRpcError) -> bool:
     return _text(error).startswith(_AUTH_OFF_TEXT)
 
 
+def password_refused(error: grpc.aio.AioRpcError) -> bool:
+    """Tells whether user or password are wrong, whatever the token."""
+    return _text(error).startswith(_PASSWORD_TEXT)
+
+
 def endpoint_away(error: grpc.aio.AioRpcError) -> bool:
     """Tells whether another endpoint may do better."""
     return error.code() in _AWAY
