@@ -25,7 +25,7 @@ _CUT_S = 0.2
 async def serve(options: EngineOptions, *, host: str, port: int, ranks: int, api_key: str = "") -> int:
     """Serves until SIGTERM or SIGINT, or until an engine dies; returns the exit code."""
     engines = [Engine(options, rank=rank) for rank in range(ranks)]
-    served = Served(model=options.model, max_model_len=options.max_model_len, vocabulary=options.vocabulary)
+    served = Served(model=options.model, max_model_len=engines[0].max_model_len, vocabulary=options.vocabulary)
     server = Server(engines, served, block_size=options.block_size, api_key=api_key)
     tasks = [asyncio.create_task(engine.run(), name=f"engine-{rank}") for rank, engine in enumerate(engines)]
     runner = web.AppRunner(

@@ -77,11 +77,18 @@ def engine_samples(stats: Stats, *, rank: int, model: str, block_size: int) -> I
 
 
 def ledger_samples(ledger: Mapping[str, Any], *, rank: int) -> Iterator[Sample]:
-    """Yields the instruments' figures: each number, and each number of a mapping under the label `kind`."""
+    """Yields the instruments' figures; those by kind have the label `kind`, and those of each kind the label `what`."""
     labels = {"engine": str(rank)}
     for name, value in ledger.items():
-        values = value if isinstance(value, Mapping) else {"": value}
-        for kind, number in values.items():
-            if isinstance(number, int | float):
-                more = {"kind": str(kind)} if kind else {}
+        for more, number in _numbers(value, ("kind", "what")):
+            if name != "rank":
                 yield Sample(f"simulator_{name}", "gauge", f"The instruments' {name}.", number, {**labels, **more})
+
+
+def _numbers(value: Any, labels: Sequence[str]) -> Iterator[tuple[dict[str, str], float]]:
+    if isinstance(value, int | float):
+        yield {}, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            for more, number in _numbers(inner, labels[1:]):
+                yield {labels[0]: str(key), **more}, number
