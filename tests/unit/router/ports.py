@@ -19,6 +19,7 @@ from backhaul_router.core.lookup import keys_of
 from backhaul_router.core.nodes import Node, NodeTable
 from backhaul_router.core.picking import Load
 from backhaul_router.core.tenants import Tenants
+from backhaul_router.departures import Departures
 from backhaul_router.lookups import Lookups
 from backhaul_router.observing import TurnObserver
 from backhaul_router.ports import Answer, Policy, TurnRequest
@@ -27,6 +28,7 @@ from tests.unit.router.bodies import chat
 from tests.unit.router.test_nodes import node
 
 BUDGET_S = 0.05
+PATIENCE_S = 30.0
 
 
 class FakeClock:
@@ -168,9 +170,13 @@ class FakeEngines:
         return step if isinstance(step, Reply) else await step()
 
     @asynccontextmanager
-    async def decode(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[FakeStream]:
+    async def decode(
+        self, url: str, body: bytes, headers: Mapping[str, str], *, on_sent: Callable[[], None]
+    ) -> AsyncIterator[FakeStream]:
         self.decodes.append(Sent(_node_of(url), json.loads(body), headers))
         step = self.decode_steps.pop(0) if self.decode_steps else FakeStream()
+        if step is not Failure.REFUSED:
+            on_sent()
         if isinstance(step, Failure):
             raise EngineError(step)
         stream = step if isinstance(step, FakeStream) else await step()
@@ -211,6 +217,7 @@ class Bench:
         self.table.replace(ready("p1", "p2", "d1", "d2") if nodes is None else nodes)
         self.load = Load(self.clock.monotonic)
         self.fresh = FreshKeys(self.clock.monotonic)
+        self.departures = Departures(self.table, self.clock, patience_s=PATIENCE_S)
         lookups = Lookups(
             registry=self.registry,
             owner=self.owner,
@@ -227,6 +234,7 @@ class Bench:
             lookups=lookups,
             table=self.table,
             load=self.load,
+            departures=self.departures,
             fresh=self.fresh,
             tenants=tenants or Tenants(),
             policy=policy or Policy(),

@@ -16,6 +16,7 @@ from backhaul_router.core.legs import (
     tokenize_body,
     without_params,
 )
+from backhaul_router.core.usage import PromptUsage
 from tests.unit.router.bodies import chat, completion
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -177,7 +178,8 @@ def test_a_reply_gives_params_and_verdict() -> None:
     assert set(hand.params) == {"remote_block_ids"}
     assert hand.verdict is not None
     assert (hand.verdict.prompt, hand.verdict.local, hand.verdict.read) == (100, 16, 64)
-    assert (hand.prompt_token_count, hand.failed) == (100, False)
+    assert hand.usage == PromptUsage(100, b'{"cached_tokens":80}')
+    assert not hand.failed
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,14 @@ def test_an_odd_reply_is_no_hand_off(reply: bytes) -> None:
 def test_an_odd_verdict_is_none() -> None:
     hand = hand_off(b'{"kv_transfer_params": {"a": 1, "backhaul": {"prompt": "many"}}, "usage": {"prompt_tokens": 5}}')
     assert hand.params is not None
-    assert (hand.verdict, hand.prompt_token_count) == (None, 5)
+    assert hand.verdict is None
+    assert hand.usage == PromptUsage(5, b"null")
+
+
+def test_the_prefill_engines_own_count_of_cached_tokens_comes_first() -> None:
+    usage = {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 16}}
+    hand = hand_off(json.dumps({**REPLY, "usage": usage}).encode())
+    assert hand.usage == PromptUsage(100, b'{"cached_tokens": 16}')
 
 
 def test_a_200_that_says_error_is_a_failure() -> None:

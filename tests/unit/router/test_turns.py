@@ -7,13 +7,14 @@ import msgspec
 import pytest
 
 from backhaul_router.core.body import Endpoint
-from backhaul_router.core.engines import Failure
+from backhaul_router.core.engines import EngineError, Failure, Reply
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.nodes import NodeState
 from backhaul_router.core.salt import salt_for
+from backhaul_router.core.standing import APART_S, AVOIDED_S
 from backhaul_router.core.tenants import parse_tenants
 from backhaul_router.ports import Policy, TurnRequest
-from tests.unit.router.ports import Bench, FakeStream, fault, hand_off, ready, warm_hand_off
+from tests.unit.router.ports import PATIENCE_S, Bench, FakeStream, fault, hand_off, ready, warm_hand_off
 from tests.unit.router.test_tenants import FILE
 
 JSON = {"content-type": "application/json"}
@@ -250,11 +251,18 @@ async def test_decodes_error_is_passed_on(status: int, attempts: int) -> None:
     assert len(bench.engines.decodes) == attempts
 
 
-async def test_the_only_decode_engines_error_is_passed_on_at_once() -> None:
+async def test_the_only_decode_engine_is_asked_again_when_the_blocks_may_be_why_it_failed() -> None:
     bench = Bench(nodes=ready("p1", "d1"))
     bench.engines.decode_steps = [FakeStream(b"{}", status=500, headers=JSON)]
+    assert (await bench.chat("a")).served == ("cold", "decode_failed")
+    assert len(bench.engines.prefills) == len(bench.engines.decodes) == 2
+
+
+async def test_the_only_decode_engine_is_not_asked_again_when_it_had_no_blocks() -> None:
+    bench = Bench(nodes=ready("d1"))
+    bench.engines.decode_steps = [FakeStream(b"{}", status=500, headers=JSON)]
     assert (await bench.chat("a")).answer.status == 500
-    assert len(bench.engines.prefills) == 1
+    assert len(bench.engines.decodes) == 1
 
 
 async def test_a_stream_that_breaks_ends_with_an_error() -> None:
@@ -264,14 +272,206 @@ async def test_a_stream_that_breaks_ends_with_an_error() -> None:
     assert done.broken is not None
     assert done.answer.outcome.result == "broken"
     assert len(bench.engines.decodes) == 1
+    assert bench.load.standing.avoided(*ready("d1"))
 
 
-async def test_a_whole_answer_that_breaks_is_502() -> None:
+async def test_a_whole_answer_that_breaks_is_asked_for_once_more() -> None:
     bench = Bench()
     bench.engines.decode_steps = [FakeStream(b'{"id"', headers=JSON, breaks=Failure.DISCONNECTED)]
+    done = await bench.chat("a", stream=False)
+    assert done.served == ("cold", "decode_failed")
+    bench.engines.decode_steps = [
+        FakeStream(b'{"id"', headers=JSON, breaks=Failure.DISCONNECTED),
+        FakeStream(b'{"id"', headers=JSON, breaks=Failure.DISCONNECTED),
+    ]
     with pytest.raises(ApiError) as caught:
         await bench.chat("a", stream=False)
     assert caught.value.status == 502
+
+
+# Blocks that could not be loaded
+
+
+async def _abandoned() -> FakeStream:
+    raise EngineError(Failure.ABANDONED)
+
+
+WHOLE_ERROR = b'{"choices": [{"message": {"content": ""}, "finish_reason": "error"}]}'
+
+
+@pytest.mark.parametrize("step", [_abandoned, lambda: _whole_error()], ids=["stream", "whole"])
+async def test_a_request_that_decode_gave_up_is_repeated_cold_on_another_pair(step: Any) -> None:
+    bench = Bench()
+    bench.engines.decode_steps = [step]
+    done = await bench.chat("a")
+    assert done.served == ("cold", "decode_failed")
+    assert done.body == b"data: [DONE]\n\n"
+    assert {leg.node for leg in bench.engines.decodes} == {"d1", "d2"}
+    assert len(bench.engines.prefills) == 2
+
+
+async def _whole_error() -> FakeStream:
+    return FakeStream(WHOLE_ERROR, headers=JSON)
+
+
+async def test_a_request_that_was_given_up_twice_is_a_503() -> None:
+    bench = Bench()
+    bench.engines.decode_steps = [_abandoned, _whole_error, _abandoned]
+    with pytest.raises(ApiError) as caught:
+        await bench.chat("a")
+    assert (caught.value.status, caught.value.headers["retry-after"]) == (503, "1")
+    assert len(bench.engines.decodes) == 2
+    assert bench.load.total == bench.engines.open_decodes == 0
+
+
+async def test_a_request_that_worked_in_the_end_shows_that_the_pair_was_to_blame() -> None:
+    bench = Bench()
+    bench.engines.decode_steps = [_abandoned]
+    await bench.chat("a")
+    first, decode = bench.engines.prefills[0].node, bench.engines.decodes[0].node
+    assert bench.load.standing.apart(*ready(first, decode))
+    for _ in range(8):
+        await bench.chat("a")
+    pairs = list(zip(bench.engines.prefills, bench.engines.decodes, strict=True))[1:]
+    assert (first, decode) not in [(p.node, d.node) for p, d in pairs]
+
+
+async def test_a_request_that_never_worked_blames_no_pair() -> None:
+    bench = Bench()
+    bench.engines.decode_steps = [_abandoned, _abandoned]
+    with pytest.raises(ApiError):
+        await bench.chat("a")
+    assert not any(bench.load.standing.apart(*ready(p, d)) for p in ("p1", "p2") for d in ("d1", "d2"))
+
+
+async def test_a_prefill_engine_that_cannot_read_from_a_holder_is_not_asked_again_for_a_while() -> None:
+    bench = warm_bench(nodes=ready("p1", "d1"))
+    bench.engines.prefill_steps = [fault(500)]
+    assert (await bench.chat("a", "b", "c")).served == ("cold", "prefill_failed")
+    assert (await bench.chat("a", "b", "c")).served == ("cold", "pair_apart")
+    assert len(bench.owner.claims) == 1
+    bench.clock.now += APART_S
+    assert (await bench.chat("a", "b", "c")).served == ("warm", "")
+
+
+async def test_another_prefill_engine_reads_from_that_holder_meanwhile() -> None:
+    bench = warm_bench()
+    bench.engines.prefill_steps = [fault(500)]
+    await bench.chat("a", "b", "c")
+    failed = bench.engines.prefills[0].node
+    for _ in range(4):
+        assert (await bench.chat("a", "b", "c")).served == ("warm", "")
+    assert failed not in {leg.node for leg in bench.engines.prefills[2:]}
+
+
+async def test_an_engine_that_was_merely_busy_is_not_blamed_for_a_read() -> None:
+    bench = warm_bench(nodes=ready("p1", "d1"))
+    bench.engines.prefill_steps = [fault(503)]
+    assert (await bench.chat("a", "b", "c")).served == ("cold", "prefill_failed")
+    assert (await bench.chat("a", "b", "c")).served == ("warm", "")
+
+
+# What counts against a node
+
+
+@pytest.mark.parametrize("status", [400, 404, 422, 429])
+async def test_errors_that_blame_the_client_count_against_nobody(status: int) -> None:
+    bench = Bench(nodes=ready("p1", "d1", "d2"))
+    for _ in range(10):
+        bench.engines.decode_steps = [FakeStream(b"{}", status=status, headers=JSON)]
+        assert (await bench.chat("a")).answer.status == status
+    bench.engines.prefill_steps = [fault(status)] * 10
+    for _ in range(10):
+        with pytest.raises(ApiError):
+            await bench.chat("a")
+    assert not any(bench.load.standing.avoided(node) for node in ready("p1", "d1", "d2"))
+
+
+async def test_a_node_that_always_fails_gets_only_probes_until_it_works() -> None:
+    bench = Bench(nodes=ready("p1", "d1", "d2"))
+
+    async def on_d1_unavailable() -> FakeStream:
+        return FakeStream(b"{}", status=503 if bench.engines.decodes[-1].node == "d1" else 200, headers=JSON)
+
+    bench.engines.decode_steps = [on_d1_unavailable] * 40
+    for _ in range(10):
+        assert (await bench.chat("a")).answer.status == 200
+    asked = [leg.node for leg in bench.engines.decodes]
+    assert asked.count("d1") == 1
+    bench.clock.now += AVOIDED_S
+    for _ in range(10):
+        await bench.chat("a")
+    assert [leg.node for leg in bench.engines.decodes].count("d1") == 2
+    bench.clock.now += AVOIDED_S
+    bench.engines.decode_steps = []
+    for _ in range(10):
+        await bench.chat("a")
+    assert [leg.node for leg in bench.engines.decodes].count("d1") > 4
+
+
+# Nodes that go
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+async def test_a_leg_at_a_node_that_goes_is_repeated_elsewhere(leg: str) -> None:
+    bench = warm_bench()
+    reached = asyncio.Event()
+
+    async def wait() -> Any:
+        reached.set()
+        await asyncio.Event().wait()
+
+    if leg == "prefill":
+        bench.engines.prefill_steps = [wait]
+    else:
+        bench.engines.decode_steps = [wait]
+    task = asyncio.create_task(bench.chat("a", "b", "c"))
+    await reached.wait()
+    gone = (bench.engines.prefills if leg == "prefill" else bench.engines.decodes)[0].node
+    bench.table.change(ready(gone, state=NodeState.NOT_READY), [])
+    bench.table.change([], [gone])
+    bench.departures.look()
+    done = await task
+    assert done.served == ("cold", f"{leg}_failed")
+    assert gone not in {sent.node for sent in (*bench.engines.prefills[1:], *bench.engines.decodes[-1:])}
+    assert bench.load.total == 0
+
+
+async def test_a_leg_at_the_last_node_that_goes_is_a_503() -> None:
+    bench = Bench(nodes=ready("p1", "d1"))
+    reached = asyncio.Event()
+
+    async def wait() -> Any:
+        reached.set()
+        await asyncio.Event().wait()
+
+    bench.engines.decode_steps = [wait]
+    task = asyncio.create_task(bench.chat("a"))
+    await reached.wait()
+    bench.table.change(ready("d1", state=NodeState.NOT_READY), [])
+    bench.clock.now += 0.1
+    bench.departures.look()
+    bench.clock.now += PATIENCE_S
+    bench.departures.look()
+    with pytest.raises(ApiError) as caught:
+        await task
+    assert caught.value.status == 503
+
+
+# Hand-offs
+
+
+async def test_a_hand_off_is_used_once() -> None:
+    bench = Bench()
+    replies = [
+        Reply(200, {}, hand_off().body.replace(b'"h"', b'"first"')),
+        Reply(200, {}, hand_off().body.replace(b'"h"', b'"second"')),
+    ]
+    bench.engines.prefill_steps = [*replies]
+    bench.engines.decode_steps = [Failure.REFUSED]
+    await bench.chat("a")
+    hosts = [leg.body["kv_transfer_params"]["remote_host"] for leg in bench.engines.decodes]
+    assert hosts == ["first", "second"]
 
 
 # Kinds of requests

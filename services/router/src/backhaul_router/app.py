@@ -128,7 +128,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
                 tasks.create_task(registry.watch()),
                 tasks.create_task(watch_orphans(table, engines, clock, changed.set)),
                 tasks.create_task(departures.watch()),
-                tasks.create_task(_follow(changed, table, readiness, grpc_server, owner)),
+                tasks.create_task(_follow(changed, table, load, readiness, grpc_server, owner)),
             )
             try:
                 yield Running(http.port, grpc_server.port, table, load, admission)
@@ -149,13 +149,14 @@ async def _warn(readiness: Readiness, server: GrpcServer, http: HttpService) -> 
 
 
 async def _follow(
-    changed: asyncio.Event, table: NodeTable, readiness: Readiness, server: GrpcServer, owner: OwnerClient
+    changed: asyncio.Event, table: NodeTable, load: Load, readiness: Readiness, server: GrpcServer, owner: OwnerClient
 ) -> None:
-    """Reports readiness, and closes channels to agents that are gone, after each change of the nodes."""
+    """Reports readiness, and drops what belongs to nodes that are gone, after each change of the nodes."""
     ready: bool | None = None
     while True:
         await changed.wait()
         changed.clear()
+        load.forget({node.node_id for node in table})
         await owner.forget(owner.known() - {node.agent_address for node in table})
         problem = readiness.problem()
         if ready is not (not problem):

@@ -25,7 +25,7 @@ from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.legs import is_object, prompt_tokens_in, tokenize_body
 from backhaul_router.core.lookup import TurnKeys
 from backhaul_router.core.nodes import Node, NodeState, NodeTable, Role, compatible
-from backhaul_router.core.picking import Load, pick_reader
+from backhaul_router.core.picking import Load, pick_reader, readers
 from backhaul_router.observing import TurnTrace
 
 _log = structlog.get_logger(__name__)
@@ -157,8 +157,11 @@ class Lookups:
             if match is None:
                 return misses.NO_MATCH
             pointer, holder = next(pair for pair in readable if pair[0] is match)
-        prefill = pick_reader(self._table, self._load, body.model, holder)
-        return misses.NO_CONNECTOR if prefill is None else (pointer, prefill, holder)
+        able = readers(self._table, body.model, holder)
+        if not able:
+            return misses.NO_CONNECTOR
+        prefill = pick_reader(self._load, able, holder)
+        return misses.PAIR_APART if prefill is None else (pointer, prefill, holder)
 
     async def _tokens(self, body: TurnBody, node: Node, headers: Mapping[str, str], deadline: float) -> list[int]:
         given = prompt_tokens_in(body)

@@ -10,7 +10,16 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from backhaul_common.attributes import LOCAL_TOKENS, MISS_REASON, NODE_ID, PROMPT_TOKENS, READ_TOKENS, ROUTE
+from backhaul_common.attributes import (
+    FALLBACK,
+    LOCAL_TOKENS,
+    MISS_REASON,
+    NODE_ID,
+    PROMPT_TOKENS,
+    READ_TOKENS,
+    ROUTE,
+    SOURCE_NODE_ID,
+)
 from backhaul_common.clock import Clock
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.errors import ApiError
@@ -91,8 +100,9 @@ class TurnObserver:
         self._tokens = meter.create_counter("backhaul.router.prompt_tokens", description="Prompt tokens by source")
         self._fallbacks = meter.create_counter("backhaul.router.fallbacks", description="Prompts computed by decode")
         self._bare = meter.create_counter("backhaul.router.missing_handoffs", description="Two legs, no hand-off")
+        self._apart = meter.create_counter("backhaul.router.pairs_apart", description="Pairs that could not exchange")
         self._hand_offs = meter.create_histogram(
-            "backhaul.router.handoff", unit="s", description="Prefill's answer to decode's first byte"
+            "backhaul.router.handoff", unit="s", description="Prefill's answer to decode's request"
         )
         self._ttft = meter.create_histogram("backhaul.router.ttft", unit="s", description="Time to first byte by route")
 
@@ -123,12 +133,22 @@ class TurnObserver:
                 _log_turn(operation, outcome, result)
 
     def handed_off(self, seconds: float) -> None:
-        """The decode engine answered this long after the prefill engine, which keeps its blocks for a limited time."""
+        """A hand-off reached its decode engine this long after the prefill engine had answered.
+
+        Prefill keeps the blocks for a limited time, which is the longer the sooner decode knows of them.
+        """
         self._hand_offs.record(seconds)
 
     def missing_hand_off(self) -> None:
         """A prefill engine answered without anything for the decode engine."""
         self._bare.add(1)
+
+    def set_apart(self, turn: TurnTrace, reader: Node, source: Node, seconds: float) -> None:
+        """A node could not read another's blocks, though the request was fine: the two are set apart for a while."""
+        names = {NODE_ID: reader.node_id, SOURCE_NODE_ID: source.node_id}
+        turn.span.add_event("pair set apart", names)
+        self._apart.add(1)
+        _log.warning("pair set apart", reader=reader.node_id, source=source.node_id, seconds=seconds)
 
     def _count(self, outcome: Outcome, result: str) -> None:
         route = outcome.route.value
@@ -161,6 +181,8 @@ def _ended_late(span: Span, outcome: Outcome) -> Iterator[None]:
             )
             if outcome.miss:
                 span.set_attribute(MISS_REASON, outcome.miss)
+            if outcome.fallback:
+                span.set_attribute(FALLBACK, True)
             if outcome.result == "broken":
                 span.set_status(Status(StatusCode.ERROR, "engine stopped in the middle"))
 

@@ -1,6 +1,6 @@
 """What the turn code is given and gives, and whom it needs."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -13,7 +13,7 @@ from backhaul_router.core.turn import Outcome
 
 
 class Stream(Protocol):
-    """An engine's answer of which the first piece is there."""
+    """An engine's answer of which something is there."""
 
     @property
     def status(self) -> int: ...
@@ -42,8 +42,10 @@ class Engines(Protocol):
         """Sent once. Raises EngineError."""
         ...
 
-    def decode(self, url: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[Stream]:
-        """Sent once. Raises EngineError while entering; leaving early ends the leg."""
+    def decode(
+        self, url: str, body: bytes, headers: Mapping[str, str], *, on_sent: Callable[[], None]
+    ) -> AbstractAsyncContextManager[Stream]:
+        """Sent once; calls ``on_sent`` then. Raises EngineError while entering; leaving early ends the leg."""
         ...
 
 

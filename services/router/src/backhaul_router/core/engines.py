@@ -18,13 +18,33 @@ class Failure(Enum):
     UNAVAILABLE = "unavailable"
     """It answered 502, 503 or 504."""
     FAULT = "fault"
-    """It answered another 5xx, or that the request failed."""
+    """It answered another 5xx."""
+    ABANDONED = "abandoned"
+    """It answered 200 and then that the request failed, as vLLM does when blocks could not be loaded."""
+    GONE = "gone"
+    """Its node left, or was not ready for long, before anything of an answer was there."""
 
 
-RETRYABLE = frozenset({Failure.REFUSED, Failure.DISCONNECTED, Failure.UNAVAILABLE})
+RETRYABLE = frozenset({Failure.REFUSED, Failure.DISCONNECTED, Failure.UNAVAILABLE, Failure.GONE})
 """Failures of a cold leg that another node may not have."""
 
-_STATUS = {Failure.REFUSED: 503, Failure.UNAVAILABLE: 503, Failure.TIMEOUT: 504}
+NOT_READ = frozenset({Failure.FAULT, Failure.ABANDONED})
+"""How a leg fails whose engine could not read another's blocks (a read that hangs is a TIMEOUT)."""
+
+_STATUS = {
+    Failure.REFUSED: 503,
+    Failure.UNAVAILABLE: 503,
+    Failure.ABANDONED: 503,
+    Failure.GONE: 503,
+    Failure.TIMEOUT: 504,
+}
+
+
+def failure_in(status: int) -> Failure | None:
+    """Returns the failure that an HTTP status tells; None for success and for answers that blame the client."""
+    if status in (502, 503, 504):
+        return Failure.UNAVAILABLE
+    return None if 200 <= status < 300 or 400 <= status < 500 else Failure.FAULT
 
 
 class EngineError(Exception):
@@ -52,6 +72,4 @@ class Reply:
     @property
     def failure(self) -> Failure | None:
         """How it failed; None for success and for answers that blame the client."""
-        if self.status in (502, 503, 504):
-            return Failure.UNAVAILABLE
-        return None if 200 <= self.status < 300 or 400 <= self.status < 500 else Failure.FAULT
+        return failure_in(self.status)

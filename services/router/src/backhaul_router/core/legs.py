@@ -8,6 +8,7 @@ import msgspec
 
 from backhaul_connector.wire import PARAMS_KEY, TurnLabel, Verdict
 from backhaul_router.core.body import Endpoint, TurnBody
+from backhaul_router.core.usage import PromptUsage
 
 Params = Mapping[str, msgspec.Raw]
 """kv_transfer_params of a decode leg, each value as the prefill engine wrote it."""
@@ -83,14 +84,15 @@ class HandOff:
     """vLLM's kv_transfer_params for the decode leg; None when there are none."""
     verdict: Verdict | None
     """What the connector says became of the prompt; None when the engine runs without it."""
-    prompt_token_count: int
-    """0 when unknown."""
+    usage: PromptUsage | None
+    """None when unknown."""
     failed: bool
     """Whether the engine says that the request failed although it answered 200."""
 
 
 class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
+    prompt_tokens_details: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Choice(msgspec.Struct):
@@ -172,12 +174,11 @@ def hand_off(reply: bytes) -> HandOff:
     try:
         parsed = _decode_reply(reply)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return HandOff(None, None, 0, failed=False)
+        return HandOff(None, None, None, failed=False)
     params = dict(parsed.kv_transfer_params or {})
     verdict = _verdict(params.pop(PARAMS_KEY, None))
-    count = verdict.prompt if verdict else parsed.usage.prompt_tokens if parsed.usage else 0
     failed = any(choice.finish_reason == "error" for choice in parsed.choices)
-    return HandOff(params or None, verdict, count, failed)
+    return HandOff(params or None, verdict, _prompt_usage(parsed.usage, verdict), failed)
 
 
 def without_params(reply: bytes) -> bytes:
@@ -212,6 +213,16 @@ def _for_engine(body: TurnBody, cache_salt: str) -> dict[str, msgspec.Raw]:
     if cache_salt:
         fields["cache_salt"] = msgspec.Raw(_encode(cache_salt))
     return fields
+
+
+def _prompt_usage(usage: _Usage | None, verdict: Verdict | None) -> PromptUsage | None:
+    details = bytes(usage.prompt_tokens_details) if usage else b"null"
+    if verdict is None:
+        return PromptUsage(usage.prompt_tokens, details) if usage else None
+    if details == b"null":
+        # The engine does not tell (`--enable-prompt-tokens-details`), but its connector does.
+        details = _encode({"cached_tokens": verdict.local + verdict.read})
+    return PromptUsage(verdict.prompt, details)
 
 
 def _verdict(raw: msgspec.Raw | None) -> Verdict | None:

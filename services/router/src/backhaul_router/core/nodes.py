@@ -131,6 +131,10 @@ class NodeTable:
         """Returns a listed node by id."""
         return self._nodes.get(node_id)
 
+    def known(self, node_id: str) -> Node | None:
+        """Returns a node by id, listed or orphaned."""
+        return self._nodes.get(node_id) or self._orphans.get(node_id)
+
     def __iter__(self) -> Iterator[Node]:
         return iter([*self._nodes.values(), *self._orphans.values()])
 

@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from backhaul_router.core.nodes import Node, NodeTable, Role, compatible
-
-AVOIDED_S = 2.0
-"""How long a node that refused a connection is used only when there is no other, seconds."""
+from backhaul_router.core.standing import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +22,14 @@ class Pair:
 
 
 class Load:
-    """What this router has running on each node, and which nodes refused connections a moment ago."""
+    """What this router has running on each node, and what failed of late."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
+        self.standing = Standing(monotonic)
         self._running: Counter[str] = Counter()
-        self._avoided: dict[str, float] = {}
-        self._picked = 0
+        self._picked: dict[str, int] = {}
+        """When each node was picked last, as the number of the pick."""
+        self._picks = 0
 
     @contextmanager
     def running(self, node: Node) -> Iterator[None]:
@@ -48,36 +47,35 @@ class Load:
         """Legs running on all nodes."""
         return self._running.total()
 
-    def avoid(self, node: Node) -> None:
-        """Notes that a node refused a connection."""
-        self._avoided[node.node_id] = self._monotonic() + AVOIDED_S
-
     def least(self, nodes: Iterable[Node]) -> Node | None:
-        """Returns the least busy node, those that refused a connection last; equal ones take turns."""
+        """Returns the least busy node, those that failed a moment ago last; equal ones take turns."""
         candidates = list(nodes)
         if not candidates:
             return None
-        self._picked += 1
-        shift = self._picked % len(candidates)
-        return min(candidates[shift:] + candidates[:shift], key=lambda node: (self._is_avoided(node), self._of(node)))
+        best = min(candidates, key=self._rank)
+        self._picks += 1
+        self._picked[best.node_id] = self._picks
+        self.standing.picked(best)
+        return best
 
-    def _of(self, node: Node) -> int:
-        return self._running.get(node.node_id, 0)
+    def forget(self, node_ids: Collection[str]) -> None:
+        """Drops what is known of nodes other than these."""
+        self._picked = {node_id: pick for node_id, pick in self._picked.items() if node_id in node_ids}
+        self.standing.forget(node_ids)
 
-    def _is_avoided(self, node: Node) -> bool:
-        until = self._avoided.get(node.node_id)
-        if until is not None and until <= self._monotonic():
-            del self._avoided[node.node_id]
-            return False
-        return until is not None
+    def _rank(self, node: Node) -> tuple[bool, int, int]:
+        running = self._running.get(node.node_id, 0)
+        return self.standing.avoided(node), running, self._picked.get(node.node_id, 0)
 
 
 def pick_pair(table: NodeTable, load: Load, model: str, *, without: Collection[str] = ()) -> Pair | None:
     """Returns a pair for a model, None when there is none.
 
-    Nodes in ``without`` (ids) are used only for what no other node can do.
+    Nodes in ``without`` (ids) are used only for what no other node can do, pairs that failed to exchange blocks a
+    moment ago only when there is no other.
     """
-    pairs = table.pairs(model)
+    every = table.pairs(model)
+    pairs = [pair for pair in every if not load.standing.apart(*pair)] or every
     chosen_decode = load.least(_preferred({d.node_id: d for _, d in pairs}.values(), without))
     if chosen_decode is None:
         return None
@@ -90,12 +88,22 @@ def pick_decode(table: NodeTable, load: Load, model: str, *, without: Collection
     return load.least(_preferred(table.ready(Role.DECODE, model), without))
 
 
-def pick_reader(table: NodeTable, load: Load, model: str, holder: Node) -> Node | None:
-    """Returns a prefill node that can read the holder's blocks and verifies them, None when there is none.
+def others(table: NodeTable, role: Role, model: str, without: Collection[str]) -> bool:
+    """Tells whether a role has ready nodes besides those in ``without`` (ids)."""
+    return any(node.node_id not in without for node in table.ready(role, model))
+
+
+def readers(table: NodeTable, model: str, holder: Node) -> list[Node]:
+    """Returns the prefill nodes that can read the holder's blocks and verify them.
 
     An engine without the connector would take any blocks for the prompt's.
     """
-    return load.least(node for node in table.ready(Role.PREFILL, model) if node.reuse and compatible(node, holder))
+    return [node for node in table.ready(Role.PREFILL, model) if node.reuse and compatible(node, holder)]
+
+
+def pick_reader(load: Load, nodes: Iterable[Node], holder: Node) -> Node | None:
+    """Returns one of the nodes that can read the holder's blocks, None when all failed to a moment ago."""
+    return load.least(node for node in nodes if not load.standing.apart(node, holder))
 
 
 def _preferred(nodes: Iterable[Node], without: Collection[str]) -> list[Node]:

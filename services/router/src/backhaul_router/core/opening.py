@@ -1,0 +1,83 @@
+"""Whether a decode engine's answer begins well.
+
+vLLM answers a request whose blocks could not be loaded with 200: a stream's first event says who speaks, the next that
+the request failed (`chat_completion/serving.py`, ``chat_completion_stream_generator``). Until something of the answer
+is there, such a turn can be repeated.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+MAX_OPENING_BYTES = 64 * 1024
+"""An opening longer than this is an answer."""
+
+_NOTHING: Sequence[object] = (None, "", [], {})
+
+
+class Opening(Enum):
+    """What the first bytes of an answer show."""
+
+    UNDECIDED = "undecided"
+    """Nothing yet: an event is not complete, or only says who speaks."""
+    ANSWER = "answer"
+    FAILED = "failed"
+    """The request failed before anything of an answer was there."""
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: dict[str, Any] | None = None
+    finish_reason: str | None = None
+
+
+class _Document(msgspec.Struct):
+    error: Any = None
+    choices: list[_Choice] = []
+
+
+_decode = msgspec.json.Decoder(_Document).decode
+
+
+def opening_of(stream: bytes) -> Opening:
+    """Judges the first bytes of a stream of server-sent events."""
+    if len(stream) > MAX_OPENING_BYTES:
+        return Opening.ANSWER
+    lines = stream.replace(b"\r", b"\n").split(b"\n")
+    for line in lines[:-1]:
+        if line.startswith(b"data:"):
+            found = _shown_by(line[5:])
+            if found is not Opening.UNDECIDED:
+                return found
+    return Opening.UNDECIDED
+
+
+def failed_whole(body: bytes) -> bool:
+    """Tells whether a whole answer says that the request failed."""
+    # Looked for before it is parsed: answers can be long, and hardly any says so.
+    return b'"error"' in body and _shown_by(body) is Opening.FAILED
+
+
+def _shown_by(data: bytes) -> Opening:
+    try:
+        document = _decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return Opening.ANSWER
+    if document.error is not None:
+        return Opening.ANSWER if _blames_the_client(document.error) else Opening.FAILED
+    if any(choice.finish_reason == "error" for choice in document.choices):
+        return Opening.FAILED
+    speaks = not document.choices or any(_says_something(choice) for choice in document.choices)
+    return Opening.ANSWER if speaks else Opening.UNDECIDED
+
+
+def _says_something(choice: _Choice) -> bool:
+    said = {name: value for name, value in (choice.delta or {}).items() if name != "role" and value not in _NOTHING}
+    return bool(choice.text or choice.finish_reason or said or choice.delta is None)
+
+
+def _blames_the_client(error: object) -> bool:
+    code = error.get("code") if isinstance(error, dict) else None
+    return isinstance(code, int) and 400 <= code < 500

@@ -1,0 +1,77 @@
+"""Ends legs that wait at nodes that have gone: nobody will answer them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from backhaul_common.clock import Clock
+from backhaul_router.core.engines import EngineError, Failure
+from backhaul_router.core.nodes import Node, NodeState, NodeTable
+
+_log = structlog.get_logger(__name__)
+
+INTERVAL_S = 0.25
+"""Between two looks at the nodes that legs wait for, seconds."""
+
+
+class Departures:
+    """Knows which legs wait at which nodes.
+
+    A node has gone when it is not in the table any more (not even orphaned), answers at another address, or has not
+    been ready for ``patience_s`` seconds.
+    """
+
+    def __init__(self, table: NodeTable, clock: Clock, *, patience_s: float) -> None:
+        self._table = table
+        self._clock = clock
+        self._patience_s = patience_s
+        self._waiting: dict[Node, set[asyncio.Timeout]] = {}
+        self._unready: dict[str, float] = {}
+        """Since when nodes that legs wait at are not ready."""
+
+    @asynccontextmanager
+    async def waiting_at(self, node: Node) -> AsyncIterator[None]:
+        """For as long as nothing of an answer is there. Raises EngineError (GONE) when the node goes meanwhile."""
+        try:
+            async with asyncio.timeout(None) as scope:
+                scopes = self._waiting.setdefault(node, set())
+                scopes.add(scope)
+                try:
+                    yield
+                finally:
+                    scopes.discard(scope)
+                    if not scopes:
+                        self._waiting.pop(node, None)
+        except TimeoutError:
+            if scope.expired():
+                raise EngineError(Failure.GONE) from None
+            raise
+
+    async def watch(self) -> None:
+        """Looks again and again, until cancelled."""
+        while True:
+            self.look()
+            await self._clock.sleep(INTERVAL_S)
+
+    def look(self) -> None:
+        """Ends the legs that wait at nodes that have gone."""
+        now = self._clock.monotonic()
+        ids = {node.node_id for node in self._waiting if not self._ready(node)}
+        self._unready = {node_id: self._unready.get(node_id, now) for node_id in ids}
+        for node in [node for node in self._waiting if self._gone(node, now)]:
+            scopes = self._waiting.pop(node)
+            _log.warning("node has gone, legs without an answer end", node_id=node.node_id, leg_count=len(scopes))
+            for scope in scopes:
+                scope.reschedule(0)
+
+    def _gone(self, node: Node, now: float) -> bool:
+        known = self._table.known(node.node_id)
+        if known is None or known.engine_url != node.engine_url:
+            return True
+        return now - self._unready.get(node.node_id, now) >= self._patience_s
+
+    def _ready(self, node: Node) -> bool:
+        known = self._table.known(node.node_id)
+        return known is not None and known.state is not NodeState.NOT_READY
