@@ -48,11 +48,13 @@ class GrpcServer:
         *,
         address: str,
         service_names: Sequence[str],
+        health_names: Sequence[str] = (),
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_calls: int = MAX_CALLS,
     ) -> None:
+        """`health_names` are names beside the services' that health can be asked for."""
         self._address = address
-        self._health = HealthServicer(service_names)
+        self._health = HealthServicer((*service_names, *health_names))
         limits = (
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),

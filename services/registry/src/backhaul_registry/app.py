@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 WRITES = "backhaul.registry.v1.writes"
 """Health of this name: whether etcd takes writes. Lookups go on without."""
 
-SERVICE_NAMES = ("backhaul.registry.v1.IndexService", "backhaul.registry.v1.NodeService", WRITES)
+SERVICE_NAMES = ("backhaul.registry.v1.IndexService", "backhaul.registry.v1.NodeService")
 
 
 async def run(
@@ -47,7 +47,7 @@ async def run(
         etcd = TracedEtcd(client)
         nodes: Hub[Node] = Hub(etcd, keys.nodes, records.read_node, clock, always=True)
         pointers: Hub[Pointer] = Hub(etcd, keys.index, records.read_pointer, clock, always=False)
-        server = GrpcServer(address=config.listen, service_names=SERVICE_NAMES)
+        server = GrpcServer(address=config.listen, service_names=SERVICE_NAMES, health_names=(WRITES,))
         node_service = NodeService(NodeStore(etcd, keys, records), nodes, stopping)
         index_service = IndexService(PointerStore(etcd, keys, records), pointers, stopping, ttl_s=config.pointer_ttl_s)
         add_NodeServiceServicer_to_server(node_service, server.server)
