@@ -28,6 +28,10 @@ class State:
         self._words = words
         self._end_rate = end_rate
 
+    def copy(self) -> "State":
+        """Returns a state that goes on from here on its own."""
+        return State(self._hash.copy(), words=self._words, end_rate=self._end_rate)
+
     def append(self, token: int) -> bytes:
         """Computes a token: returns its KV content, and goes on from there."""
         digest = self._hash.copy()

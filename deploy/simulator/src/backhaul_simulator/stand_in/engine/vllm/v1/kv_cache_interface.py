@@ -1,0 +1,5 @@
+"""Cache groups."""
+
+from backhaul_simulator.vllm_config import FullAttentionSpec, KVCacheConfig
+
+__all__ = ["FullAttentionSpec", "KVCacheConfig"]
