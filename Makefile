@@ -14,7 +14,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 
 # An environment named on the command line (make test VENV=...) is taken as it is.
 ifeq ($(VENV),.venv)
-ENVIRONMENTS := install
+ENVIRONMENTS := $(if $(SIM),install-services,install)
 endif
 
 PROTOS := $(patsubst proto/%,%,$(wildcard proto/backhaul/*/v1/*.proto))
@@ -38,6 +38,11 @@ up: $(ENVIRONMENTS) ## The same stack, in the foreground until Ctrl-C (SIM=1: si
 install: ## Makes both environments, .venv and .venv-engine, unless they are up to date
 	$(if $(PYTHON),,$(error Backhaul needs Python 3.11, and neither python3.11 nor python3 is it))
 	@PYTHONPATH=deploy/local/src $(PYTHON) -B -m backhaul_local.install .
+
+.PHONY: install-services
+install-services:
+	$(if $(PYTHON),,$(error Backhaul needs Python 3.11, and neither python3.11 nor python3 is it))
+	@PYTHONPATH=deploy/local/src $(PYTHON) -B -m backhaul_local.install . --services-only
 
 .PHONY: test
 test: $(ENVIRONMENTS) ## Runs all tests: unit, contract, integration with etcd, end to end on real engines, mutants

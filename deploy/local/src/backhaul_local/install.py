@@ -172,15 +172,16 @@ def _lock(state: Path) -> Iterator[None]:
         yield
 
 
-def install(root: Path) -> None:
-    """Brings both environments up to date. Raises LocalError when a command fails."""
+def install(root: Path, *, with_engines: bool = True) -> None:
+    """Brings both environments up to date, or that of the services only. Raises LocalError when a command fails."""
     services, engines, connector = environments(root)
     logs = root / ".state" / "logs"
     with _lock(root / ".state"), Supervisor(logs) as supervisor:
         installer = Installer(supervisor)
         installer.ensure(services)
-        installer.ensure(engines)
-        installer.ensure_package(connector)
+        if with_engines:
+            installer.ensure(engines)
+            installer.ensure_package(connector)
 
 
 def main() -> int:
@@ -188,7 +189,7 @@ def main() -> int:
     end_with_parent()
     raise_on_signals()
     try:
-        install(Path(sys.argv[1]).resolve())
+        install(Path(sys.argv[1]).resolve(), with_engines="--services-only" not in sys.argv[2:])
     except LocalError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
