@@ -51,9 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         help="NIXL side channel of rank 0; rank n listens n ports higher",
     )
     parser.add_argument("--agent-socket", default="", metavar="PATH", help="Unix socket of the node agent")
-    parser.add_argument(
-        "--served-model-name", dest="model", default=_DEFAULTS.model, metavar="NAME", help="name of the model"
-    )
+    parser.add_argument("--model", default=_DEFAULTS.model, metavar="NAME", help="name of the model that is served")
     parser.add_argument(
         "--weights", default=_DEFAULTS.weights, metavar="NAME", help="engines with other weights give other answers"
     )
