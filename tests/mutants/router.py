@@ -3,7 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _SOURCE = "services/router/src/backhaul_router"
-_LOOKUPS, _TURNS = f"{_SOURCE}/lookups.py", f"{_SOURCE}/turns.py"
+_LOOKUPS, _ATTEMPTS = f"{_SOURCE}/lookups.py", f"{_SOURCE}/attempts.py"
 _REGISTRY, _OWNER = f"{_SOURCE}/registry_client.py", f"{_SOURCE}/owner_client.py"
 
 
@@ -92,42 +92,42 @@ MUTANTS = (
     ),
     Mutant(
         "keep-unspent-claim",
-        _TURNS,
+        _ATTEMPTS,
         "            if not verdict.spent:\n",
         "            if False:\n",
         _turns("test_a_claim_that_was_not_spent_is_returned"),
     ),
     Mutant(
         "return-spent-claim",
-        _TURNS,
+        _ATTEMPTS,
         "            if not verdict.spent:\n",
         "            if True:\n",
         _turns("test_a_refused_handle_that_was_spent_is_not_returned", "test_a_warm_turn_reports_what_was_read"),
     ),
     Mutant(
         "keep-unsent-claim",
-        _TURNS,
+        _ATTEMPTS,
         "if error.failure is Failure.REFUSED:",
         "if False:",
         _turns("test_a_claim_is_returned_only_when_its_handle_cannot_have_been_sent"),
     ),
     Mutant(
         "return-sent-claim",
-        _TURNS,
+        _ATTEMPTS,
         "if error.failure is Failure.REFUSED:",
         "if True:",
         _turns("test_a_claim_is_returned_only_when_its_handle_cannot_have_been_sent"),
     ),
     Mutant(
         "fail-with-warm-prefill",
-        _TURNS,
-        "again = turn.warm is not None or self._other_prefill(turn, error.failure)",
-        "again = self._other_prefill(turn, error.failure)",
+        _ATTEMPTS,
+        "                turn.unread.append((node, turn.warm.holder))\n            return True\n",
+        "                turn.unread.append((node, turn.warm.holder))\n",
         _turns("test_a_warm_leg_that_fails_is_repeated_cold_once_elsewhere"),
     ),
     Mutant(
         "repeat-warm",
-        _TURNS,
+        _ATTEMPTS,
         "        turn.warm = None\n",
         "",
         _turns(
@@ -137,14 +137,14 @@ MUTANTS = (
     ),
     Mutant(
         "pass-unverified-on",
-        _TURNS,
+        _ATTEMPTS,
         "            params = None\n",
         "",
         _turns("test_blocks_that_nobody_verified_go_no_further"),
     ),
     Mutant(
         "hand-over-a-failed-leg",
-        _TURNS,
+        _ATTEMPTS,
         "            if hand.failed:\n",
         "            if False:\n",
         _turns("test_a_200_that_says_error_counts_as_a_failure"),
