@@ -1,8 +1,7 @@
 """The gRPC face: the same turns, the same bodies."""
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import grpc
@@ -26,6 +25,7 @@ from backhaul_router.core.errors import ApiError, engine_answer
 from backhaul_router.core.turn import Outcome
 from backhaul_router.models import Models
 from backhaul_router.ports import Answer, TurnRequest
+from backhaul_router.slow_readers import SlowReaders
 from backhaul_router.turns import Turns
 
 SERVICE_NAME = "backhaul.router.v1.InferenceService"
@@ -57,14 +57,14 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
         self._models = models
         self._admission = admission
         self._body_limit_bytes = body_limit_bytes
-        self._send_s = send_s
+        self._slow_readers = SlowReaders(send_s)
 
     async def ChatCompletions(
         self, request: router_pb2.ChatCompletionsRequest, context: Context
     ) -> AsyncIterator[router_pb2.ChatCompletionsResponse]:
         """Runs one chat turn."""
         turn = self._request(Endpoint.CHAT, request.body, request.session_id, context)
-        async with aclosing(self._steps(turn, router_pb2.ChatCompletionsResponse)) as steps:
+        async with aclosing(self._steps(turn, context, router_pb2.ChatCompletionsResponse)) as steps:
             async for step in steps:
                 yield step
 
@@ -73,7 +73,7 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[router_pb2.CompletionsResponse]:
         """Runs one completion."""
         turn = self._request(Endpoint.COMPLETIONS, request.body, request.session_id, context)
-        async with aclosing(self._steps(turn, router_pb2.CompletionsResponse)) as steps:
+        async with aclosing(self._steps(turn, context, router_pb2.CompletionsResponse)) as steps:
             async for step in steps:
                 yield step
 
@@ -108,7 +108,7 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
             parent=otel_context.get_current(),
         )
 
-    async def _steps(self, turn: TurnRequest, response: Callable[..., R]) -> AsyncGenerator[R]:
+    async def _steps(self, turn: TurnRequest, context: Context, response: Callable[..., R]) -> AsyncGenerator[R]:
         try:
             with self._admission.turn() as held:
                 held.grow(len(turn.body))
@@ -118,23 +118,12 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
                     yield response(started=_started(answer.outcome, answer.headers))
                     async with aclosing(_chunks(answer)) as chunks:
                         async for chunk in chunks:
-                            with self._taken_in_time():
+                            with self._slow_readers.watched(context):
                                 yield response(chunk=chunk)
         except ApiError as error:
             raise _as_backhaul(error) from error
         except EngineError as error:
             raise InternalError("ENGINE_FAILED", "the decode engine stopped in the middle") from error
-
-    @contextmanager
-    def _taken_in_time(self) -> Iterator[None]:
-        """Ends the call when gRPC cannot send what it was given, because the client reads nothing, for too long."""
-        task = asyncio.current_task()
-        assert task is not None
-        timer = asyncio.get_running_loop().call_later(self._send_s, task.cancel)
-        try:
-            yield
-        finally:
-            timer.cancel()
 
 
 async def _chunks(answer: Answer) -> AsyncGenerator[bytes]:
