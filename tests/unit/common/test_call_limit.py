@@ -1,0 +1,118 @@
+"""A server that runs as many calls as it may refuses the next one, and says why."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from backhaul.registry.v1 import registry_pb2 as registry
+from backhaul.registry.v1.registry_pb2_grpc import NodeServiceStub, add_NodeServiceServicer_to_server
+from backhaul_common.errors import BackhaulError, ResourceExhaustedError
+from backhaul_common.grpc_client import open_channel, to_error
+from backhaul_common.grpc_server import GrpcServer
+from tests.fakes.eventually import eventually
+from tests.fakes.partial import Partial
+
+
+class Nodes(Partial):
+    """Answers when it is let go; watches for ever."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.running = 0
+
+    async def ListNodes(self, request: Any, context: Any) -> registry.ListNodesResponse:
+        self.running += 1
+        try:
+            await self.go.wait()
+        finally:
+            self.running -= 1
+        return registry.ListNodesResponse()
+
+    async def WatchNodes(self, request: Any, context: Any) -> AsyncIterator[registry.WatchNodesResponse]:
+        yield registry.WatchNodesResponse(revision=1)
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def serving(max_calls: int) -> AsyncIterator[tuple[Nodes, grpc.aio.Channel]]:
+    nodes = Nodes()
+    server = GrpcServer(address="127.0.0.1:0", service_names=(), max_calls=max_calls)
+    add_NodeServiceServicer_to_server(cast(Any, nodes), server.server)
+    async with server, open_channel(f"127.0.0.1:{server.port}") as channel:
+        yield nodes, channel
+
+
+async def list_nodes(channel: grpc.aio.Channel) -> BackhaulError | None:
+    """Returns the error of a call, None for success."""
+    try:
+        await NodeServiceStub(channel).ListNodes(registry.ListNodesRequest(), timeout=10)
+    except grpc.aio.AioRpcError as error:
+        return to_error(error)
+    return None
+
+
+async def test_ten_times_as_many_calls_are_answered_or_refused_at_once_and_then_all_again() -> None:
+    async with serving(5) as (nodes, channel):
+        calls = [asyncio.create_task(list_nodes(channel)) for _ in range(50)]
+        await eventually(lambda: sum(call.done() for call in calls) == 45)
+        assert nodes.running == 5
+        nodes.go.set()
+        results = await asyncio.gather(*calls)
+        refused = [result for result in results if result is not None]
+        assert len(refused) == 45
+        for error in refused:
+            assert isinstance(error, ResourceExhaustedError)
+            assert (error.reason, error.metadata) == ("TOO_MANY_CALLS", {"limit": "5"})
+            assert "5 calls" in error.message
+        assert await asyncio.gather(*[list_nodes(channel) for _ in range(5)]) == [None] * 5
+
+
+async def test_streams_are_counted_apart_and_given_free_when_they_end() -> None:
+    async with serving(2) as (nodes, channel):
+        nodes.go.set()
+        stub = NodeServiceStub(channel)
+        watches = [stub.WatchNodes(registry.WatchNodesRequest()) for _ in range(2)]
+        for watch in watches:
+            await watch.read()
+        assert await list_nodes(channel) is None
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.WatchNodes(registry.WatchNodesRequest()).read()
+        assert to_error(caught.value).reason == "TOO_MANY_CALLS"
+        for watch in watches:
+            watch.cancel()
+
+        async def taken() -> bool:
+            try:
+                return bool((await stub.WatchNodes(registry.WatchNodesRequest()).read()).revision)
+            except grpc.aio.AioRpcError:
+                return False
+
+        await eventually(taken)
+
+
+async def test_cancelled_calls_are_counted_out() -> None:
+    async with serving(3) as (nodes, channel):
+        for _ in range(5):
+            calls = [asyncio.create_task(list_nodes(channel)) for _ in range(3)]
+            await eventually(lambda: nodes.running == 3)
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
+            await eventually(lambda: nodes.running == 0)
+        nodes.go.set()
+        assert await list_nodes(channel) is None
+
+
+async def test_health_is_answered_when_nothing_else_is() -> None:
+    async with serving(1) as (nodes, channel):
+        running = asyncio.create_task(list_nodes(channel))
+        await eventually(lambda: nodes.running == 1)
+        for _ in range(3):
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        nodes.go.set()
+        assert await running is None
