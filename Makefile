@@ -48,6 +48,10 @@ install-services:
 test: $(ENVIRONMENTS) ## Runs all tests: unit, contract, integration with etcd, end to end on real engines, mutants
 	@$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: soak
+soak: $(if $(ENVIRONMENTS),install-services) ## Plays 200,000 random turns on simulated engines, every text checked (ARGS=--help for options)
+	@$(BIN)/python -m tests.soak $(ARGS)
+
 .PHONY: check
 check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code up to date, nothing private in any file
 	$(BIN)/ruff check

@@ -1,0 +1,50 @@
+"""The stack that a soak runs against: simulated engines with clocks of their own, several of everything."""
+
+from pathlib import Path
+from random import Random
+
+from backhaul_local.options import DirectNetwork, Network, StackOptions
+from backhaul_local.simulated import SimulatedEngine
+
+CLAIM_TTL_S = 7.0
+"""The shortest that agents take: what a claim blocks is free again soon."""
+LEASE_TTL_S = 3.0
+TTL_S = 20.0
+
+
+def cluster_options(
+    state: Path,
+    *,
+    seed: int,
+    routers: int = 8,
+    registries: int = 3,
+    etcd_members: int = 3,
+    prefill: int = 2,
+    decode: int = 2,
+    network: Network | None = None,
+) -> StackOptions:
+    """Returns what the stack consists of. Engines' clocks are hours apart and drift, as the seed has it."""
+    rng = Random(f"clocks-{seed}")
+    return StackOptions(
+        state=state,
+        etcd_members=etcd_members,
+        # Members of one machine share its disk: what a power cut would cost is not what a soak is about.
+        etcd_flags=["--unsafe-no-fsync", "--heartbeat-interval", "100", "--election-timeout", "1000"],
+        registries=registries,
+        routers=routers,
+        prefill=[_engine(rng) for _ in range(prefill)],
+        decode=[_engine(rng) for _ in range(decode)],
+        agent_flags=[
+            *("--claim-ttl-s", str(CLAIM_TTL_S), "--lease-ttl-s", str(LEASE_TTL_S)),
+            *("--margin-s", "0.5", "--lease-margin-s", "0.5"),
+        ],
+        # More processes than cores: a lookup waits for one now and then.
+        router_flags=["--lookup-budget-s", "1", "--warm-prefill-timeout-s", "5"],
+        network=network or DirectNetwork(),
+    )
+
+
+def _engine(rng: Random) -> SimulatedEngine:
+    clock = {"--clock-offset-s": rng.uniform(-40_000, 40_000), "--clock-rate-ppm": rng.uniform(-200, 200)}
+    flags = [part for name, value in clock.items() for part in f"{name}={value:.3f}".split()]
+    return SimulatedEngine(ttl_s=TTL_S, flags=[*flags, "--block-size", "16", "--block-count", "30000"])
