@@ -88,9 +88,10 @@ async def test_streams_are_counted_apart_and_given_free_when_they_end() -> None:
 
         async def taken() -> bool:
             try:
-                return bool((await stub.WatchNodes(registry.WatchNodesRequest()).read()).revision)
+                message = await stub.WatchNodes(registry.WatchNodesRequest()).read()
             except grpc.aio.AioRpcError:
                 return False
+            return isinstance(message, registry.WatchNodesResponse)
 
         await eventually(taken)
 
