@@ -118,13 +118,19 @@ class Engine:
         """Runs a request. Closing the iterator (or cancelling the task in it) aborts it: nothing is retained.
 
         Raises LoadFailedError for KV blocks that could not be loaded, EngineDeadError when the engine has ended,
-        ValueError for a request that can never run (too long, no token to compute, an id that is in use).
+        ValueError for a request that can never run: without a prompt, or too long.
         """
         self._check(request)
         room = self.max_model_len - len(request.prompt)
-        added = EngineRequest(request, max_tokens=min(request.max_tokens, room), block_size=self.options.block_size)
+        request_id = f"{request.request_id}-{uuid.uuid4().hex[:8]}"
+        added = EngineRequest(
+            request,
+            request_id=request_id,
+            max_tokens=min(request.max_tokens, room),
+            block_size=self.options.block_size,
+        )
         stream: asyncio.Queue[Output | Exception] = asyncio.Queue()
-        self._streams[request.request_id] = stream
+        self._streams[request_id] = stream
         self._added.append(added)
         self._wake()
         finished = False
@@ -136,9 +142,9 @@ class Engine:
                     raise output
                 yield output
         finally:
-            self._streams.pop(request.request_id, None)
+            del self._streams[request_id]
             if not finished:
-                self._aborted.append(request.request_id)
+                self._aborted.append(request_id)
                 self._wake()
 
     def _check(self, request: Request) -> None:
@@ -148,8 +154,6 @@ class Engine:
             raise ValueError("a request needs a prompt and max_tokens of at least 1")
         if len(request.prompt) >= self.max_model_len:
             raise ValueError(f"a prompt of {len(request.prompt)} tokens; the most is {self.max_model_len - 1}")
-        if request.request_id in self._streams or request.request_id in self._scheduler.requests:
-            raise ValueError(f"request id {request.request_id} is in use")
 
     def stats(self) -> Stats:
         """Returns the figures of this moment."""

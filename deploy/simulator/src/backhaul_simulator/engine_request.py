@@ -41,9 +41,9 @@ class EngineRequest:
     prompt_embeds: Any = None
     lora_request: Any = None
 
-    def __init__(self, asked: Request, *, max_tokens: int, block_size: int) -> None:
+    def __init__(self, asked: Request, *, request_id: str, max_tokens: int, block_size: int) -> None:
         self.asked = asked
-        self.request_id = asked.request_id
+        self.request_id = request_id
         self.prompt_token_ids = list(asked.prompt)
         self.num_prompt_tokens = len(asked.prompt)
         self.max_tokens = max_tokens

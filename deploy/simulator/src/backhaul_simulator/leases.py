@@ -1,9 +1,10 @@
-"""The leases of an engine's worker: until when it keeps blocks for others (``nixl/base_worker.py``, ``pull_worker.py``).
+"""Leases: until when an engine's worker keeps blocks for others (``nixl/base_worker.py``, ``nixl/pull_worker.py``).
 
 Hand-offs to decode engines and the sets that decode engines retain are in one map, under their request ids alone.
 """
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -19,6 +20,7 @@ class Leases:
         self._extension_s = extension_s
         self._known: set[str] = set()
         self._notices: defaultdict[str, int] = defaultdict(int)
+        self._soonest = math.inf
 
     def batch(self, req_ids: Iterable[str]) -> None:
         """Notes requests that were part of a batch: only these can get a deadline."""
@@ -33,11 +35,14 @@ class Leases:
     def send(self, deadlines: Mapping[str, float], scheduler_clock: float, now: float) -> None:
         """Takes deadlines in the scheduler's clock over, into the worker's.
 
-        One of a request that was never in a batch, or was read already, is left out: in the former case for ever pinned.
+        One of a request that was read already is left out; so is one of a request that was never in a batch, and the
+        blocks of that stay pinned for ever.
         """
         for req_id, deadline in deadlines.items():
             if req_id in self._known:
-                self.deadlines[req_id] = now + (deadline - scheduler_clock) if scheduler_clock else deadline
+                own = now + (deadline - scheduler_clock) if scheduler_clock else deadline
+                self.deadlines[req_id] = own
+                self._soonest = min(self._soonest, own)
 
     def notified(self, messages: Iterable[bytes], now: float) -> set[str]:
         """Takes notifications; returns the requests whose readers are all done (``_get_new_notifs``)."""
@@ -59,9 +64,12 @@ class Leases:
 
     def expired(self, now: float) -> set[str]:
         """Ends the leases that are over and returns their requests (``_reap_expired_send_leases``)."""
+        if now < self._soonest:
+            return set()
         over = {req_id for req_id, deadline in self.deadlines.items() if now >= deadline}
         for req_id in over:
             self._forget(req_id)
+        self._soonest = min(self.deadlines.values(), default=math.inf)
         return over
 
     def _extend(self, req_ids: Iterable[str], now: float) -> None:

@@ -20,7 +20,7 @@ class Request:
     """One request to an engine."""
 
     request_id: str
-    """Unique within the engine."""
+    """The engine adds a random end to it, as vLLM does (``v1/engine/input_processor.py``, ``assign_request_id``)."""
     prompt: list[int]
     max_tokens: int = 16
     min_tokens: int = 0

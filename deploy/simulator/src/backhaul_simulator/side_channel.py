@@ -13,7 +13,6 @@ import zmq
 
 GET_META_MSG = b"get_meta_msg"
 _ANSWER_MS = 5000
-_POLL_MS = 200
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,10 @@ class HandshakeListener:
     def __init__(self, host: str, port: int, payload: NixlHandshakePayload) -> None:
         """Listens at once. Raises zmq.ZMQError when the port is taken."""
         self._answer = msgspec.msgpack.encode(payload)
-        self._stopping = threading.Event()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, 1)
-        self._socket.setsockopt(zmq.RCVTIMEO, _POLL_MS)
         try:
             self._socket.bind(_address(host, port))
         except zmq.ZMQError:
@@ -64,22 +61,25 @@ class HandshakeListener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, within a fraction of a second."""
-        self._stopping.set()
+        """Ends the thread."""
+        # The thread's receive fails, it closes the socket, and only then this returns.
+        self._context.term()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
+        while True:
             try:
                 identity, empty, question = self._socket.recv_multipart()
                 message, pp_rank, tp_rank = msgspec.msgpack.decode(question)
-            except (zmq.Again, ValueError, TypeError):
+            except zmq.ContextTerminated:
+                break
+            except (ValueError, TypeError):
                 continue
             if message != GET_META_MSG or (pp_rank, tp_rank) != (0, 0):
                 continue
             clock = msgspec.msgpack.encode(time.perf_counter())
             self._socket.send_multipart((identity, empty, self._answer, clock))
-        self._context.destroy(linger=0)
+        self._socket.close()
 
 
 def handshake(host: str, port: int, *, compatibility_hash: str, engine_id: str) -> tuple[NixlAgentMetadata, float]:
