@@ -63,6 +63,7 @@ class FakeEngine:
         api_key: str = "",
         text: Sequence[str] = ("Hel", "lo", " there"),
         host: str = "127.0.0.1",
+        keepalive_s: float = 5,
     ) -> None:
         self.role = role
         self.models = tuple(models)
@@ -76,12 +77,19 @@ class FakeEngine:
         self.tokenized: list[dict[str, Any]] = []
         self.verdict: dict[str, Any] = {}
         """Overrides of the verdict."""
+        self.usage: dict[str, Any] = {}
+        """Overrides of the token counts of whole answers."""
         self.block_ids: list[list[int]] = [[1, 2, 3]]
+        self.handed_off: list[str] = []
+        """Request ids of all hand-offs."""
         self.crashed = False
         self.chunk_gate: asyncio.Event | None = None
         """When set, the stream waits for it after its first event."""
         self.port = 0
+        self.list_gate: asyncio.Event | None = None
+        """When set, `/v1/models` waits for it."""
         self._host = host
+        self._keepalive_s = keepalive_s
         self._steps: deque[Step] = deque()
         self._seen_ids: set[str] = set()
         self._runner: web.AppRunner | None = None
@@ -103,7 +111,9 @@ class FakeEngine:
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/completions", self._complete)
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, keepalive_timeout=5)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, shutdown_timeout=0.1, keepalive_timeout=self._keepalive_s
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self.port)
         await site.start()
@@ -125,6 +135,10 @@ class FakeEngine:
         """Scripts the next requests, one step each."""
         self._steps.extend(steps)
 
+    def forget_steps(self) -> None:
+        """Behaves from now on."""
+        self._steps.clear()
+
     # Endpoints
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -135,6 +149,8 @@ class FakeEngine:
             self._check_key(request)
         except RefusedError as refusal:
             return web.json_response(refusal.body, status=refusal.status)
+        if self.list_gate is not None:
+            await self.list_gate.wait()
         entries = [{"id": model, "object": "model", "max_model_len": 4096, "root": model} for model in self.models]
         return web.json_response({"object": "list", "data": entries})
 
@@ -223,6 +239,7 @@ class FakeEngine:
 
     def _hand_off(self, params: dict[str, Any]) -> dict[str, Any]:
         request_id = f"cmpl-{next(_ports)}"
+        self.handed_off.append(request_id)
         read = params["backhaul"]["token_count"] if params.get("remote_block_ids") else 0
         fields: dict[str, Any] = {
             "do_remote_prefill": True,
@@ -271,19 +288,35 @@ class FakeEngine:
             for index in range(body.get("n") or 1)
         ]
         usage = {"prompt_tokens": len(self.tokens), "completion_tokens": 1, "total_tokens": len(self.tokens) + 1}
-        kind = "chat.completion" if chat else "text_completion"
-        return {"id": "x", "object": kind, "created": 1, "model": body["model"], "choices": choices, "usage": usage}
+        return {
+            "id": "x",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": 1,
+            "model": body["model"],
+            "choices": choices,
+            "usage": {**usage, **self.usage},
+        }
 
 
 def event_of(text: str, model: str = "tiny") -> bytes:
     """Returns one chat event."""
-    chunk = {
-        "id": "x",
-        "object": "chat.completion.chunk",
-        "created": 1,
-        "model": model,
-        "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}],
-    }
+    return chunk_of(model=model, choices=[{"index": 0, "delta": {"content": text}, "finish_reason": None}])
+
+
+def role_event() -> bytes:
+    """Returns the event with which a chat begins."""
+    return chunk_of(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+
+
+def failed_event() -> bytes:
+    """Returns the event by which vLLM says that a request failed, as when its blocks could not be loaded."""
+    error = {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
+    return b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
+
+
+def chunk_of(**fields: Any) -> bytes:
+    """Returns one event of a chat."""
+    chunk = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "tiny", **fields}
     return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
 
 

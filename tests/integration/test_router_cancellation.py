@@ -1,0 +1,161 @@
+"""Clients that leave, in every phase of a turn, over HTTP and gRPC: all that runs for them ends within a second."""
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from backhaul.registry.v1 import registry_pb2
+from backhaul.router.v1 import router_pb2, router_pb2_grpc
+from backhaul_common.grpc_client import open_channel
+from tests.fakes.engine import FakeEngine, Leg, hang
+from tests.fakes.eventually import eventually
+from tests.fakes.router_stack import CHAT, RouterStack, chat_body, router_stack
+from tests.integration.test_router_retries import deaf_server
+from tests.integration.test_router_turns import label_key
+
+LIMIT_S = 1.0
+
+
+@dataclass
+class Scene:
+    """A router with one request in a certain phase."""
+
+    stack: RouterStack
+    contents: tuple[str, ...] = ("hi",)
+    legs: list[Leg] = field(default_factory=list)
+    """Legs that must be closed when the client leaves."""
+    exits: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+
+Enter = Callable[[Scene, Callable[[], None]], Awaitable[None]]
+"""Starts a request and returns when it is in the phase."""
+
+
+async def looking_up(scene: Scene, ask: Callable[[], None]) -> None:
+    scene.stack.directory.silent = True
+    scene.contents = ("hi", "hello", "more")
+    ask()
+    await eventually(lambda: bool(scene.stack.directory.lookups))
+
+
+async def claiming(scene: Scene, ask: Callable[[], None]) -> None:
+    scene.stack.hold()
+    scene.stack.publish(label_key("hi"))
+    scene.stack.owner.silent = True
+    scene.contents = ("hi", "hello", "more")
+    ask()
+    await eventually(lambda: bool(scene.stack.owner.claims))
+
+
+async def in_prefill(scene: Scene, ask: Callable[[], None]) -> None:
+    scene.stack.prefill.then(hang())
+    ask()
+    await eventually(lambda: bool(scene.stack.prefill.legs))
+    scene.legs = scene.stack.prefill.legs
+
+
+async def between_the_legs(scene: Scene, ask: Callable[[], None]) -> None:
+    """The decode engine takes no connection for the moment."""
+    node = registry_pb2.Node()
+    node.CopyFrom(scene.stack.directory.nodes[f"decode-{scene.stack.decode.port}"])
+    node.engine_url = scene.exits.enter_context(deaf_server())
+    await scene.stack.directory.put(node)
+    await eventually(lambda: any(known.engine_url == node.engine_url for known in scene.stack.router.table))
+    ask()
+    await eventually(lambda: bool(scene.stack.prefill.legs) and scene.stack.prefill.legs[0].answered)
+    await eventually(lambda: scene.stack.router.load.total == 1)
+
+
+async def waiting_for_decode(scene: Scene, ask: Callable[[], None]) -> None:
+    scene.stack.decode.then(hang())
+    ask()
+    await eventually(lambda: bool(scene.stack.decode.legs))
+    scene.legs = scene.stack.decode.legs
+
+
+async def streaming(scene: Scene, ask: Callable[[], None]) -> None:
+    scene.stack.decode.chunk_gate = asyncio.Event()
+    ask()
+    await eventually(lambda: bool(scene.stack.decode.legs))
+    await asyncio.sleep(0.05)
+    scene.legs = scene.stack.decode.legs
+
+
+BEFORE = (looking_up, claiming, in_prefill, between_the_legs, waiting_for_decode)
+CASES = [(phase, stream) for phase in BEFORE for stream in (True, False)] + [(streaming, True)]
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    async with router_stack(connect_timeout_s=15.0) as stack:
+        scene = Scene(stack)
+        with scene.exits:
+            yield scene
+
+
+async def http(scene: Scene, stream: bool) -> None:
+    await scene.stack.chat(*scene.contents, stream=stream)
+
+
+async def grpc(scene: Scene, stream: bool) -> None:
+    async with open_channel(f"127.0.0.1:{scene.stack.router.grpc_port}") as channel:
+        stub = router_pb2_grpc.InferenceServiceStub(channel)
+        body = json.dumps(chat_body(*scene.contents, stream=stream)).encode()
+        async for _ in stub.ChatCompletions(router_pb2.ChatCompletionsRequest(body=body)):
+            pass
+
+
+@pytest.mark.parametrize("face", [http, grpc])
+@pytest.mark.parametrize(("phase", "stream"), CASES)
+async def test_a_client_that_leaves_ends_all_that_runs_for_it(
+    scene: Scene, face: Callable[[Scene, bool], Awaitable[None]], phase: Enter, stream: bool
+) -> None:
+    asking: list[asyncio.Future[None]] = []
+    await phase(scene, lambda: asking.append(asyncio.ensure_future(face(scene, stream))))
+    stack, decodes = scene.stack, len(scene.stack.decode.legs)
+    asking[0].cancel()
+    await asyncio.wait(asking)
+    began = time.monotonic()
+    await eventually(lambda: stack.router.load.total == 0, LIMIT_S)
+    await eventually(lambda: all(leg.closed_early.is_set() for leg in scene.legs), LIMIT_S)
+    assert time.monotonic() - began < LIMIT_S
+    await asyncio.sleep(0.05)
+    assert len(stack.decode.legs) == decodes
+    if phase is claiming:
+        await eventually(lambda: stack.owner.returned == [stack.owner.claims[0].request_id])
+
+
+async def test_a_storm_of_aborts_at_decode_leaves_nothing_running_and_nothing_waiting() -> None:
+    """Clients leave 0 to 50 ms after the decode leg began; one decode engine dies of it, the other serves on."""
+    async with router_stack(first_byte_timeout_s=10.0) as stack:
+        other = await stack.add(FakeEngine("decode"))
+        for engine in (stack.decode, other):
+            engine.chunk_gate = asyncio.Event()
+        chance = random.Random(24)
+
+        async def one() -> None:
+            seen = len(stack.decode.legs) + len(other.legs)
+            asking = asyncio.ensure_future(stack.client.post(f"{stack.url}{CHAT}", json=chat_body("hi", stream=True)))
+            with contextlib.suppress(AssertionError):
+                await eventually(lambda: len(stack.decode.legs) + len(other.legs) > seen, 1.0)
+            await asyncio.sleep(chance.uniform(0, 0.05))
+            if asking.done() and not asking.cancelled() and asking.exception() is None:
+                asking.result().close()
+            asking.cancel()
+            await asyncio.wait([asking])
+
+        for batch in range(5):
+            await asyncio.wait_for(asyncio.gather(*[one() for _ in range(40)]), 20)
+            if batch == 1:
+                await stack.decode.stop()
+        await eventually(lambda: stack.router.load.total == 0)
+        await eventually(lambda: all(leg.closed_early.is_set() for leg in other.legs))
+        other.chunk_gate = None
+        assert {(await stack.chat("hi", stream=True)).status for _ in range(5)} == {200}
+        await stack.decode.start()
