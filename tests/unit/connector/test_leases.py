@@ -15,7 +15,7 @@ moments = st.floats(0, 1e6)
 def watcher(latency_s: float = 0.0) -> LeaseWatcher:
     """Returns a watcher that has seen one step, at scheduler clock 1."""
     made = LeaseWatcher()
-    made.stepped(1.0, EPOCH + 1.0 + latency_s)
+    made.stepped(1.0, EPOCH + 1.0 + latency_s, {})
     return made
 
 
@@ -25,6 +25,15 @@ def test_a_deadline_that_moved_is_reported_once_in_the_schedulers_clock() -> Non
     assert leases.changed({"a": EPOCH + 30.0, "b": EPOCH + 30.0}, EPOCH + 1.0) == {}
     assert leases.changed({"a": EPOCH + 60.0, "b": EPOCH + 30.0}, EPOCH + 2.0) == {"a": 60.0}
     assert leases.changed({"a": EPOCH + 60.0, "b": EPOCH + 30.0}, EPOCH + 3.0) == {}
+
+
+def test_a_heartbeat_that_comes_before_the_first_look_counts() -> None:
+    leases = watcher()
+    leases.changed({}, EPOCH + 1.0)
+    leases.stepped(1.1, EPOCH + 1.1, {"a": 30.0, "b": 30.0})
+
+    # The worker brought "b" to its own clock a moment later than the watcher did.
+    assert leases.changed({"a": EPOCH + 60.0, "b": EPOCH + 30.001}, EPOCH + 1.3) == {"a": 60.0}
 
 
 def test_it_looks_four_times_a_second() -> None:
@@ -39,7 +48,7 @@ def test_it_looks_four_times_a_second() -> None:
 def test_a_step_that_arrives_late_makes_deadlines_early_and_never_late(latencies: list[float]) -> None:
     leases = LeaseWatcher()
     for step, latency in enumerate(latencies, start=1):
-        leases.stepped(float(step), EPOCH + step + latency)
+        leases.stepped(float(step), EPOCH + step + latency, {})
     leases.changed({"a": EPOCH + 30.0}, EPOCH + 10.0)
 
     [deadline] = leases.changed({"a": EPOCH + 600.0}, EPOCH + 20.0).values()
@@ -50,14 +59,14 @@ def test_a_step_that_arrives_late_makes_deadlines_early_and_never_late(latencies
 def test_one_slow_step_does_not_shorten_deadlines_for_ever() -> None:
     leases = watcher(latency_s=60.0)
     leases.changed({"a": EPOCH + 100.0}, EPOCH + 61.0)
-    leases.stepped(62.0, EPOCH + 62.0)
+    leases.stepped(62.0, EPOCH + 62.0, {})
 
     assert leases.changed({"a": EPOCH + 200.0}, EPOCH + 62.0) == {"a": 200.0}
 
 
 def test_nothing_is_reported_before_the_schedulers_clock_is_known() -> None:
     leases = LeaseWatcher()
-    leases.stepped(0.0, EPOCH)
+    leases.stepped(0.0, EPOCH, {})
     leases.changed({"a": EPOCH + 30.0}, EPOCH + 1.0)
 
     assert leases.changed({"a": EPOCH + 60.0}, EPOCH + 2.0) == {}

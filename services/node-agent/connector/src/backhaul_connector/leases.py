@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Mapping
 
 _INTERVAL_S = 0.25
+_NOISE_S = 0.1
+"""A deadline that the worker brought to its own clock itself (``nixl/pull_worker.py``, ``_start_load_kv``) differs by
+the moments in between; a heartbeat that moves one by less than this counts with the next."""
 
 
 class ConfirmedDeadlines:
@@ -39,8 +42,8 @@ class LeaseWatcher:
         self._known: dict[str, float] = {}
         self._due = 0.0
 
-    def stepped(self, scheduler_clock: float, now: float) -> None:
-        """Notes the scheduler's clock of a step that arrives ``now``.
+    def stepped(self, scheduler_clock: float, now: float, retained: Mapping[str, float]) -> None:
+        """Notes the scheduler's clock of a step that arrives ``now``, and the deadlines of what it ``retained``.
 
         The scheduler may run in another process, with another epoch. The difference holds the time that the step took
         to arrive, which makes deadlines early rather than late. Only the last one counts: neither one slow step nor the
@@ -48,6 +51,8 @@ class LeaseWatcher:
         """
         if scheduler_clock:
             self._offset = now - scheduler_clock
+            # A heartbeat may move them before the next look.
+            self._known.update((req_id, deadline + self._offset) for req_id, deadline in retained.items())
 
     def changed(self, leases: object, now: float) -> dict[str, float]:
         """Returns the deadlines that changed since the last call, in the scheduler's clock; looks four times a second.
@@ -66,7 +71,7 @@ class LeaseWatcher:
         moved = {
             req_id: deadline - self._offset
             for req_id, deadline in current.items()
-            if self._known.get(req_id, deadline) != deadline
+            if abs(self._known.get(req_id, deadline) - deadline) > _NOISE_S
         }
         self._known = current
         return moved

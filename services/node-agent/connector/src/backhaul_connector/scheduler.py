@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +9,10 @@ import msgspec
 import vllm
 from vllm import envs
 
-from backhaul_connector import __version__, decode, engine, prefill, wire
+from backhaul_connector import __version__, decode, engine, handles, prefill, wire
 from backhaul_connector.anchors import identity_of
 from backhaul_connector.clocks import RemoteClocks
+from backhaul_connector.handles import Handles
 from backhaul_connector.leases import ConfirmedDeadlines
 from backhaul_connector.ledger import Ledger
 from backhaul_connector.link import AgentLink
@@ -30,11 +30,6 @@ _log = logging.getLogger("vllm.backhaul")
 
 _MODEL = ""
 """Source of the served model among the weights digests; adapters are named by number and folder."""
-_USED = "used"
-_MAX_USED_HANDLES = 4096
-_START_MARGIN_S = 5.0
-"""vLLM declines a read that would start later than this before the deadline (``nixl/pull_worker.py``,
-``_KV_BLOCKS_EXPIRY_SAFETY_MARGIN``), which fails the request; refusing the handle first makes it cold instead."""
 
 
 class SchedulerSide:
@@ -57,11 +52,11 @@ class SchedulerSide:
         self._layout = prefill.Layout(self._block_size, engine.trims(config, kv_cache_config))
         self._turns: dict[str, decode.OpenTurn] = {}
         self._verdicts: dict[str, wire.Verdict] = {}
-        self._used_handles: OrderedDict[tuple[str, str], None] = OrderedDict()
         # Every rank of the engine holds its own lease; ranks of other pipeline stages share a number, and none counts.
         self._deadlines = ConfirmedDeadlines(config.parallel_config.world_size)
         self._digests = WeightsDigests(self._digest)
         self.clocks = RemoteClocks()
+        self._handles = Handles(self.clocks)
         self._ledger = Ledger(wake=lambda: self._link.wake())
         self._link = AgentLink(settings.agent_socket, self._ledger, self._hello)
 
@@ -137,7 +132,7 @@ class SchedulerSide:
             judgement = self._judge(request, params)
             params = judgement.params
             # A handle that comes again was sent twice. The first leg may be reading: the set must not be granted anew.
-            spent = judgement.refused == _USED
+            spent = judgement.refused == handles.USED
             verdict = msgspec.structs.replace(
                 verdict, verified=judgement.verified, refused=judgement.refused, spent=spent
             )
@@ -154,26 +149,9 @@ class SchedulerSide:
         judgement = prefill.judge(params, prompt, self._layout, self._settings.min_verified)
         if judgement.refused:
             return judgement
-        if refusal := self._refuses(judgement.params):
+        if refusal := self._handles.refuses(judgement.params, time.perf_counter()):
             return prefill.Judgement(prefill.without_handle(params), judgement.verified, refusal)
         return judgement
-
-    def _refuses(self, params: dict[str, Any]) -> str:
-        """Says why a proved handle is not to be used; notes that it is, otherwise."""
-        engine_id, deadline = params["remote_engine_id"], params["remote_blocks_expiry_time"]
-        handle = (engine_id, params["remote_request_id"])
-        if handle in self._used_handles:
-            return _USED
-        self.clocks.watch(engine_id, params["remote_host"], params["remote_port"])
-        if self.clocks.jumped(engine_id):
-            return "clock_jumped"
-        remaining = self.clocks.remaining(engine_id, deadline, time.perf_counter())
-        if remaining is not None and remaining <= _START_MARGIN_S:
-            return "expired"
-        self._used_handles[handle] = None
-        if len(self._used_handles) > _MAX_USED_HANDLES:
-            self._used_handles.popitem(last=False)
-        return ""
 
     def _admit_decode(self, request: "Request", label: wire.TurnLabel) -> None:
         turn = decode.opened(

@@ -18,5 +18,5 @@ class WorkerSide:
 
     def step(self, metadata: Any) -> None:
         """Takes what the scheduler sends with a step (``NixlConnectorMetadata``)."""
-        self.leases.stepped(metadata.scheduler_clock, time.perf_counter())
+        self.leases.stepped(metadata.scheduler_clock, time.perf_counter(), metadata.reqs_to_send)
         self.fence.started(metadata.reqs_to_recv)

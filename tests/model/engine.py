@@ -1,0 +1,117 @@
+"""One decode engine: what it retains, in memory that others use as soon as it is free, and its connector's records."""
+
+import itertools
+from collections.abc import Sequence
+
+from backhaul_connector import decode, wire
+from backhaul_connector.anchors import identity_of
+from backhaul_connector.leases import ConfirmedDeadlines, LeaseWatcher
+from backhaul_connector.ledger import Ledger
+from tests.fakes.block_sets import engine_params
+from tests.model.clocks import Clock
+
+BLOCK_SIZE = 32
+SCOPE = "scope-1"
+WEIGHTS = "weights"
+IDENTITY = identity_of(weights_digest=WEIGHTS, adapter="", cache_salt="", scope=SCOPE)
+HEARTBEAT_S = 120.0
+"""A renewal moves a deadline to now + this, if that is later (two thirds of `kv_lease_duration`)."""
+MAX_QUEUED = 6
+
+_SOMEBODY_ELSES = (-1,) * BLOCK_SIZE
+
+_blocks = itertools.count(1)
+
+
+def kv_of(tokens: Sequence[int]) -> list[int]:
+    """Returns what the cache holds for each token: it depends on all tokens before."""
+    content, before = [], 0
+    for token in tokens:
+        before = hash((before, token))
+        content.append(before)
+    return content
+
+
+class DecodeEngine:
+    """One incarnation."""
+
+    def __init__(self, engine_id: str, clock: Clock) -> None:
+        self.engine_id = engine_id
+        self.clock = clock
+        self.ledger = Ledger(max_queued=MAX_QUEUED)
+        self.leases: dict[str, float] = {}
+        """Request id to deadline: labelled turns, and hand-offs that are none of ours."""
+        self.turns: dict[str, list[int]] = {}
+        """Tokens of all labelled turns that were ever retained."""
+        self._memory: dict[int, tuple[int, ...]] = {}
+        self._blocks: dict[str, list[int]] = {}
+        self._fresh: dict[str, float] = {}
+        """Leases that the next step tells the worker of."""
+        self._watcher = LeaseWatcher()
+        self._confirmed = ConfirmedDeadlines(rank_count=1)
+
+    @property
+    def labelled(self) -> set[str]:
+        """Labelled turns that are retained now."""
+        return self.leases.keys() & self.turns.keys()
+
+    def finish_turn(self, set_id: str, tokens: list[int], key: str, deadline: float) -> None:
+        """Retains a labelled turn, and reports it."""
+        label = decode.label_of({wire.PARAMS_KEY: {"scope": SCOPE, "keys": [key]}})
+        assert label is not None
+        turn = decode.opened(label, identity=IDENTITY, prompt=tokens[:-9], extras=(), block_size=BLOCK_SIZE)
+        assert turn is not None
+        self._retain(set_id, tokens, deadline)
+        params = engine_params(
+            set_id,
+            len(tokens),
+            BLOCK_SIZE,
+            remote_block_ids=[self._blocks[set_id]],
+            remote_engine_id=self.engine_id,
+            remote_blocks_expiry_time=deadline,
+        )
+        report = turn.close(params, tokens, deadline)
+        assert report is not None
+        self.turns[set_id] = tokens
+        self.ledger.retained(report)
+
+    def retain_foreign(self, request_id: str, deadline: float) -> None:
+        """Retains blocks for somebody who is no concern of ours."""
+        self._retain(request_id, [0] * BLOCK_SIZE, deadline)
+
+    def read(self, block: int) -> tuple[int, ...]:
+        """Returns what is in a block now, whoever asks."""
+        return self._memory.get(block, _SOMEBODY_ELSES)
+
+    def free(self, request_ids: Sequence[str]) -> None:
+        """Frees blocks, which others use at once: on the first notification, whoever sends it."""
+        freed = [request_id for request_id in request_ids if self.leases.pop(request_id, None) is not None]
+        for request_id in freed:
+            for block in self._blocks.pop(request_id):
+                del self._memory[block]
+        if freed:
+            self._confirmed.forget(freed)
+            self.ledger.freed(freed)
+
+    def renew(self, request_ids: Sequence[str], now: float) -> None:
+        """Takes a heartbeat."""
+        for request_id in request_ids:
+            if request_id in self.leases:
+                self.leases[request_id] = max(self.leases[request_id], self.clock.at(now) + HEARTBEAT_S)
+
+    def step(self, now: float) -> None:
+        """Runs one step: leases end, and the scheduler hears of those that moved."""
+        shown = self.clock.at(now)
+        self.free([request_id for request_id, deadline in self.leases.items() if shown >= deadline])
+        self._watcher.stepped(shown, shown, self._fresh)
+        self._fresh = {}
+        self.ledger.deadlines(self._confirmed.update({0: self._watcher.changed(self.leases, shown)}))
+
+    def _retain(self, request_id: str, tokens: list[int], deadline: float) -> None:
+        content = kv_of(tokens)
+        self._blocks[request_id] = []
+        for start in range(0, len(content), BLOCK_SIZE):
+            block = next(_blocks)
+            self._blocks[request_id].append(block)
+            self._memory[block] = tuple(content[start : start + BLOCK_SIZE])
+        self.leases[request_id] = self._fresh[request_id] = deadline

@@ -1,0 +1,161 @@
+"""One prefill engine: proves handles, reads from the decode engine's memory block by block, and fences late reads."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from backhaul_connector.fence import EndFence
+from backhaul_connector.handles import USED, Handles
+from backhaul_connector.prefill import Layout, Prompt, judge
+from tests.model.clocks import Clock, RemoteClocks
+from tests.model.engine import BLOCK_SIZE, IDENTITY, DecodeEngine
+
+_LAYOUT = Layout(BLOCK_SIZE, trims=True)
+_MIN_VERIFIED = 64
+_START_MARGIN_S = 5.0
+"""vLLM's own look at the deadline (nixl/pull_worker.py, `_is_turn2_read_expired`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a read goes."""
+
+    wait_s: float = 0.0
+    """In the queue, before it starts."""
+    block_s: float = 0.01
+    whole_hit: bool = False
+    """Whether the engine has the whole prompt already: it notifies and reads nothing."""
+
+
+@dataclass(slots=True)
+class Read:
+    """One leg whose handle was let through."""
+
+    request_id: str
+    params: dict[str, Any]
+    prompt: list[int]
+    count: int
+    """Tokens that are used of what is read."""
+    pace: Pace
+    next_at: float
+    started: bool = False
+    copied: list[int] = field(default_factory=list)
+    copied_blocks: int = 0
+
+    @property
+    def set_id(self) -> str:
+        return str(self.params["remote_request_id"])
+
+    @property
+    def engine_id(self) -> str:
+        return str(self.params["remote_engine_id"])
+
+    @property
+    def deadline(self) -> float:
+        return float(self.params["remote_blocks_expiry_time"])
+
+    @property
+    def blocks(self) -> list[int]:
+        return list(self.params["remote_block_ids"][0])
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the connector says at once of a handle."""
+
+    refused: str
+    spent: bool
+
+
+class PrefillEngine:
+    """One incarnation. `started` and `used` are told of reads; `engine` is the decode engine as it is now."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        clocks: RemoteClocks,
+        *,
+        engine: Callable[[], DecodeEngine],
+        started: Callable[[Read], None],
+        used: Callable[[Read], None],
+    ) -> None:
+        self.clocks = clocks
+        self.reads: list[Read] = []
+        self._clock = clock
+        self._engine = engine
+        self._started = started
+        self._used = used
+        self._handles = Handles(clocks)
+        self._fence = EndFence(clocks)
+        self._numbers = 0
+
+    def admit(self, params: dict[str, Any], prompt: list[int], pace: Pace, now: float) -> Answer:
+        """Takes a leg in."""
+        self.clocks.step(now)
+        judgement = judge(params, Prompt(prompt, (), IDENTITY), _LAYOUT, _MIN_VERIFIED)
+        refused = judgement.refused or self._handles.refuses(judgement.params, self._clock.at(now))
+        if refused:
+            return Answer(refused, spent=refused == USED)
+        self._numbers += 1
+        self.reads.append(
+            Read(f"leg-{self._numbers}", judgement.params, prompt, judgement.verified, pace, now + pace.wait_s)
+        )
+        return Answer("", spent=True)
+
+    def step(self, now: float) -> None:
+        """Lets reads go on."""
+        self.clocks.step(now)
+        self.reads = [read for read in self.reads if self._goes_on(read, now)]
+
+    def _goes_on(self, read: Read, now: float) -> bool:
+        engine = self._engine()
+        if now < read.next_at:
+            return True
+        if engine.engine_id != read.engine_id:
+            # Nobody there, or another engine: the load fails.
+            return False
+        if not read.started and not self._start(read, now):
+            return False
+        while read.copied_blocks < len(read.blocks) and now >= read.next_at:
+            read.copied += engine.read(read.blocks[read.copied_blocks])
+            read.copied_blocks += 1
+            read.next_at += read.pace.block_s
+        if read.copied_blocks < len(read.blocks) or now < read.next_at:
+            return True
+        self._finish(read, engine, now)
+        return False
+
+    def _start(self, read: Read, now: float) -> bool:
+        if read.pace.whole_hit:
+            self._engine().free([read.set_id])
+            return False
+        remaining = self.clocks.remaining(read.engine_id, read.deadline, self._clock.at(now))
+        if remaining is not None and remaining <= _START_MARGIN_S:
+            return False
+        read.started = True
+        self._started(read)
+        self._fence.started({read.request_id: _meta(read)})
+        return True
+
+    def _finish(self, read: Read, engine: DecodeEngine, now: float) -> None:
+        late = self._fence.late({read.request_id}, set(), self._clock.at(now))
+        if read.request_id not in late:
+            self._used(read)
+        engine.free([read.set_id])
+
+
+def _meta(read: Read) -> Any:
+    """Returns what vLLM's scheduler tells the worker (nixl/metadata.py, `ReqMeta`)."""
+    remote = SimpleNamespace(engine_id=read.engine_id, host="127.0.0.1", port=5601, blocks_expiry_time=read.deadline)
+    return SimpleNamespace(remote=remote, local_block_ids=(list(read.blocks),))
+
+
+def reading(engines: Iterable[PrefillEngine], set_id: str, engine_id: str) -> list[Read]:
+    """Returns the reads of one set that are under way."""
+    return [
+        read
+        for engine in engines
+        for read in engine.reads
+        if read.started and (read.set_id, read.engine_id) == (set_id, engine_id)
+    ]
