@@ -11,7 +11,7 @@ from backhaul_common.grpc_client import open_channel
 from tests.fakes.engine import FakeEngine, chunk_of, event_of, raw_stream, refuse
 from tests.fakes.router_stack import CHAT, RouterStack, chat_body, router_stack
 
-ASKED = {"stream": True, "stream_options": {"include_usage": True}}
+ASKED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 PREFILL = {"prompt_tokens": 100, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 16}}
 DECODE = {
     "prompt_tokens": 100,

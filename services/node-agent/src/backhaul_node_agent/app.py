@@ -55,9 +55,8 @@ class App:
         self._side_host, _ = split_address(config.side_channel)
         self._server_facts: ServerFacts | None = None
         self._side_channels: dict[int, SideChannelFacts] = {}
-        self._owner = Owner(
-            session=self._session, limits=Limits(claim_ttl_s=config.claim_ttl_s, margin_s=config.margin_s)
-        )
+        limits = Limits(claim_ttl_s=config.claim_ttl_s, margin_s=config.margin_s, retained_share=config.retained_share)
+        self._owner = Owner(session=self._session, limits=limits)
         self._warned: set[str] = set()
         self._ready: Readiness | None = None
         self._join_by = math.inf
@@ -163,6 +162,8 @@ class App:
     async def _tick(self) -> None:
         while True:
             self._agent.hear(ev.TimePassed())
+            if self._notifier.available:
+                self._agent.hear(ev.TrimAsked())
             self._refresh()
             await self._clock.sleep(_TICK_S)
 

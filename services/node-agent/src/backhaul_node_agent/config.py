@@ -46,6 +46,8 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
     old agent and the start of the new one: the new one waits only for claims of its own length."""
     margin_s: float = Field(default=2.0, ge=0.5, le=30.0)
     """What is kept between a claim's deadline and the engine's, and between a lapse and what follows it."""
+    retained_share: float = Field(default=0.5, gt=0.0, le=1.0)
+    """Share of the engine's blocks that finished turns may hold; beyond it the oldest are released. Needs nixl."""
     drain_s: float = Field(default=2.0, ge=0.0, le=60.0)
     """How long the agent releases what it holds when it is asked to end."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

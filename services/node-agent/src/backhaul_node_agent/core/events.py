@@ -137,6 +137,11 @@ class DrainAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class TrimAsked:
+    """Release what sets pin beyond their share. Sent now and then where engines can be told to free blocks."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """Sent several times a second."""
 
@@ -157,6 +162,7 @@ Event = (
     | PublisherDown
     | PointersRemoved
     | DrainAsked
+    | TrimAsked
     | TimePassed
 )
 

@@ -70,6 +70,8 @@ class Limits:
     (nixl/pull_worker.py, `_KV_BLOCKS_EXPIRY_SAFETY_MARGIN`)."""
     resend_s: float = 3.0
     """Time between two releases of the same set."""
+    retained_share: float = 0.5
+    """Share of an engine's blocks that its sets may pin; its running requests need the others."""
 
 
 @dataclass(frozen=True, slots=True)

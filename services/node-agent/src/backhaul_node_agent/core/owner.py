@@ -105,6 +105,8 @@ class Owner:
                 return self._held.step_known(event.engine_id, event.set_ids, lf.PointerGone(), now)
             case ev.DrainAsked():
                 return self._releasing.drain(now)
+            case ev.TrimAsked():
+                return self._releasing.trim(now)
             case ev.TimePassed():
                 return self._tick(now)
             case _:
