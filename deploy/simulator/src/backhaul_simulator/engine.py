@@ -65,6 +65,7 @@ class Engine:
         self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dead: EngineDeadError | None = None
+        self._closed = False
 
     def _connectors(self) -> tuple[Connector, Connector]:
         envs = importlib.import_module("vllm.envs")
@@ -109,6 +110,12 @@ class Engine:
             self._die(EngineDeadError(f"{type(error).__name__}: {error}"))
             raise
         finally:
+            self.close()
+
+    def close(self) -> None:
+        """Closes what the engine opened; for one that never ran. Takes a moment, for its threads to end."""
+        if not self._closed:
+            self._closed = True
             self._die(EngineDeadError("the engine has stopped"))
             self._transfers.close()
             self._worker_side.shutdown()
