@@ -9,7 +9,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.engine_fixtures import engine_python, engines, tiny_model  # noqa: F401 - fixtures
+from tests.engine_fixtures import (  # noqa: F401 - fixtures
+    engine_python,
+    engines,
+    pair,
+    real_engines,
+    simulated_engines,
+    tiny_model,
+)
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.leaks import no_tasks_left
 

@@ -1,11 +1,16 @@
-"""Fixtures that start real engines. Without the engine environment tests fail and say how to get it."""
+"""Fixtures of engine pairs, simulated and real. Without the engine environment tests of real ones fail and say so."""
 
+import importlib
+import json
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +18,31 @@ import backhaul_local
 from backhaul_local.engines import EngineOptions, EnginePlace, engine_spec
 from backhaul_local.ports import HOST, Ports
 from backhaul_local.probes import http_ready
-from backhaul_local.processes import Supervisor
-from tests.e2e.connector.nixl_peer import NixlPeer
-from tests.e2e.connector.pair import Engine
+from backhaul_local.processes import ProcessSpec, Supervisor
+from backhaul_local.simulated import SimulatedEngine, simulated_spec
 from tests.fakes.agent_peer import AgentPeer
+from tests.fakes.engine_pair import Engine, Pair
 
 ROOT = Path(__file__).parents[1]
+
+REAL = pytest.param("real", marks=pytest.mark.engine)
+
+BLOCKS = 110
+"""Of 32 tokens each: room for one long request, too little for two."""
+MAX_MODEL_LEN = 3200
+TTL_S = {"simulated": 10.0, "real": 20.0}
+"""For the sake of tests that wait for its end; no shorter, for vLLM reads no handle in its last 5 s."""
+LEASE_S = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """A prefill and a decode engine."""
+
+    prefill: Engine
+    decode: Engine
+    vocabulary: Sequence[int]
+    """Token ids of ordinary words."""
 
 
 @pytest.fixture(scope="session")
@@ -39,47 +63,122 @@ def tiny_model(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-BLOCKS = 110
-"""Of 32 tokens each: room for one long request, too little for two."""
-
-TTL_S = 20.0
+@pytest.fixture(scope="session")
+def real_engines(engine_python: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """Real engines with Backhaul's connector."""
+    with running_real(tmp_path_factory.mktemp("c"), engine_python, tiny_model) as engines:
+        yield engines
 
 
 @pytest.fixture(scope="session")
-def engines(
-    engine_python: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Engine]]:
-    """A prefill and a decode engine, by name."""
-    # Unix socket paths are limited to 107 bytes: pytest's own folders may be longer.
-    folder = tmp_path_factory.mktemp("c")
+def simulated_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """Simulated engines with Backhaul's connector."""
+    with running_simulated(tmp_path_factory.mktemp("s")) as engines:
+        yield engines
+
+
+@pytest.fixture(scope="session", params=["simulated", REAL])
+def engines(request: pytest.FixtureRequest) -> Engines:
+    """Engines with Backhaul's connector, of either kind: what holds for the one must hold for the other."""
+    found: Engines = request.getfixturevalue(f"{request.param}_engines")
+    return found
+
+
+@pytest.fixture
+def pair(engines: Engines, request: pytest.FixtureRequest) -> Pair:
+    """These engines, with nothing cached or pinned by an earlier test."""
+    for set_id in engines.decode.retained():
+        engines.decode.nixl.release(set_id)
+    forget(engines)
+    return Pair(engines.prefill, engines.decode, engines.vocabulary, seed=hash(request.node.name))
+
+
+def forget(engines: Engines) -> None:
+    """Empties both prefix caches. Hand-offs that nobody read leave with their lease."""
+    deadline = time.monotonic() + LEASE_S + 4
+    while not all([engines.prefill.forget(), engines.decode.forget()]):
+        assert time.monotonic() < deadline, "blocks of an earlier test stay pinned"
+        time.sleep(0.05)
+
+
+@contextmanager
+def running_real(folder: Path, python: Path, model: Path, *, agents: bool = True) -> Iterator[Engines]:
+    """Runs vLLM. Without ``agents`` the connector behaves like vLLM's own, for want of one."""
     options = EngineOptions(
-        ttl_s=TTL_S,
-        lease_s=6,
+        ttl_s=TTL_S["real"],
+        lease_s=LEASE_S,
         num_blocks=BLOCKS,
-        flags=("--max-model-len", "3200"),
+        flags=("--max-model-len", str(MAX_MODEL_LEN)),
         extra_config={"kv_recompute_threshold": 1, "backhaul_min_verified": 64},
     )
+    vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"].values()
+    words = [token for token in vocabulary if token > 300]
+    place = partial(EnginePlace, python=python, model=model)
+    api = importlib.import_module("nixl._api")
+    with _running(folder, place, partial(engine_spec, options=options), agents, api, TTL_S["real"], words) as engines:
+        yield engines
+
+
+@contextmanager
+def running_simulated(folder: Path, *, agents: bool = True) -> Iterator[Engines]:
+    """Runs simulated engines. Without ``agents`` they have vLLM's own connector."""
+    flags = {
+        "block-count": BLOCKS,
+        "max-model-len": MAX_MODEL_LEN,
+        "recompute-threshold": 1,
+        "min-verified": 64,
+        # Slow enough that a test can come in between.
+        "decode-step-s": 0.001,
+    }
+    options = SimulatedEngine(
+        connector=agents,
+        ttl_s=TTL_S["simulated"],
+        lease_s=LEASE_S,
+        flags=[part for name, value in flags.items() for part in (f"--{name}", str(value))],
+    )
+    words = range(300, 40_000)
+    place = partial(EnginePlace, python=Path(), model=Path())
+    api = importlib.import_module("backhaul_simulator.notifications")
+    spec = partial(simulated_spec, options=options)
+    with _running(folder, place, spec, agents, api, TTL_S["simulated"], words) as engines:
+        yield engines
+
+
+@contextmanager
+def _running(
+    folder: Path,
+    place_of: Callable[..., EnginePlace],
+    spec_of: Callable[[EnginePlace], ProcessSpec],
+    agents: bool,
+    nixl: Any,
+    ttl_s: float,
+    vocabulary: Sequence[int],
+) -> Iterator[Engines]:
     ports = Ports()
     with ExitStack() as stack:
         supervisor = stack.enter_context(Supervisor(folder / "logs"))
         engines: dict[str, Engine] = {}
-        side_channels = {}
         for name in ("prefill", "decode"):
-            agent = stack.enter_context(AgentPeer(folder / f"{name[0]}.sock"))
-            place = EnginePlace(
+            # Unix socket paths are limited to 107 bytes: names are short.
+            agent = stack.enter_context(AgentPeer(folder / f"{name[0]}.sock")) if agents else None
+            place = place_of(
                 name=name,
-                python=engine_python,
-                model=tiny_model,
                 http_port=ports.take(),
                 side_channel_port=ports.take(),
-                agent_socket=agent.path,
+                agent_socket=agent.path if agent is not None else None,
             )
-            process = supervisor.start(engine_spec(place, options))
-            engines[name] = Engine(f"http://{HOST}:{place.http_port}", process, agent)
-            side_channels[name] = place.side_channel_port
+            process = supervisor.start(spec_of(place))
+            engine = engines[name] = Engine(
+                f"http://{HOST}:{place.http_port}",
+                process,
+                side_channel_port=place.side_channel_port,
+                nixl=nixl,
+                ttl_s=ttl_s,
+                lease_s=LEASE_S,
+            )
+            if agent is not None:
+                engine.agent = agent
+            stack.callback(engine.close)
         for name, engine in engines.items():
             supervisor.wait_until(name, partial(http_ready, f"{engine.url}/health"), timeout_s=240)
-        engines["decode"].nixl = NixlPeer(HOST, side_channels["decode"])
-        yield engines
-        for engine in engines.values():
-            engine.http.close()
+        yield Engines(engines["prefill"], engines["decode"], vocabulary)

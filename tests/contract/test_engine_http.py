@@ -17,7 +17,7 @@ from backhaul_connector.wire import Verdict
 from backhaul_local.engines import MODEL_NAME
 from backhaul_router.core.body import Endpoint, TurnBody, parse_body
 from backhaul_router.core.legs import decode_body, hand_off, prefill_body, tokenize_body
-from tests.e2e.connector.pair import Engine
+from tests.engine_fixtures import REAL, Engines
 from tests.fakes.engine import FakeEngine
 
 
@@ -36,15 +36,13 @@ async def fake_pair() -> AsyncIterator[EnginePair]:
         yield EnginePair(prefill.url, decode.url, "tiny")
 
 
-@pytest.fixture
-def real_pair(engines: dict[str, Engine]) -> EnginePair:
-    return EnginePair(engines["prefill"].url, engines["decode"].url, MODEL_NAME)
-
-
-@pytest.fixture(params=["fake_pair", pytest.param("real_pair", marks=pytest.mark.engine)])
+@pytest.fixture(params=["fake", "simulated", REAL])
 def engine_pair(request: pytest.FixtureRequest) -> EnginePair:
-    pair: EnginePair = request.getfixturevalue(request.param)
-    return pair
+    if request.param == "fake":
+        pair: EnginePair = request.getfixturevalue("fake_pair")
+        return pair
+    engines: Engines = request.getfixturevalue(f"{request.param}_engines")
+    return EnginePair(engines.prefill.url, engines.decode.url, MODEL_NAME)
 
 
 @pytest.fixture
@@ -144,7 +142,8 @@ async def test_tokenizing_gives_the_prompts_tokens(client: aiohttp.ClientSession
     status, _, reply = await post(client, f"{engine_pair.prefill_url}/tokenize", tokenize_body(body))
     assert status == 200
     hand = hand_off(await prefill(client, engine_pair, body))
-    assert len(json.loads(reply)["tokens"]) == hand.prompt_token_count
+    assert hand.usage is not None
+    assert len(json.loads(reply)["tokens"]) == hand.usage.token_count
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,10 @@ import time
 import pytest
 
 from backhaul_connector.wire import Claimed, Deadlines, Freed, Hello, Replayed, Retained, Returned
-from tests.e2e.connector.pair import SCOPE, Pair
-from tests.engine_fixtures import TTL_S
+from backhaul_local.engines import MODEL_NAME
+from tests.fakes.engine_pair import SCOPE, Pair
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
-
-
-def _eventually_free(pair: Pair, timeout_s: float = 5) -> None:
-    deadline = time.monotonic() + timeout_s
-    while pair.decode.metric("vllm:kv_cache_usage_perc"):
-        assert time.monotonic() < deadline, "the engine keeps blocks"
-        time.sleep(0.1)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_no_reply_of_a_labelled_turn_carries_a_handle(pair: Pair) -> None:
@@ -24,7 +17,7 @@ def test_no_reply_of_a_labelled_turn_carries_a_handle(pair: Pair) -> None:
 
     first = pair.prefill.complete(turn.prompt, None, 1)
     assert first.status == 200
-    body = {"model": "backhaul-demo", "prompt": pair.tokens(200), "max_tokens": 20, "stream": True}
+    body = {"model": MODEL_NAME, "prompt": pair.tokens(200), "max_tokens": 20, "stream": True}
     labelled = {**body, "kv_transfer_params": pair.label({}, ["key"])}
     with pair.decode.http.stream("POST", "/v1/completions", json=labelled) as answer:
         text = "".join(answer.iter_text())
@@ -35,14 +28,14 @@ def test_no_reply_of_a_labelled_turn_carries_a_handle(pair: Pair) -> None:
 def test_a_turn_without_keys_is_freed_at_once(pair: Pair) -> None:
     pair.turn(pair.tokens(300), keys=())
 
-    _eventually_free(pair)
+    pair.decode.eventually_free()
 
 
 def test_a_label_that_cannot_be_read_retains_nothing(pair: Pair) -> None:
     leg = pair.decode.complete(pair.tokens(300), {"backhaul": {"scope": 1, "keys": "x"}}, 20)
 
     assert leg.status == 200
-    _eventually_free(pair)
+    pair.decode.eventually_free()
 
 
 def test_a_turn_that_ends_by_a_stop_string_retains_nothing(pair: Pair) -> None:
@@ -53,7 +46,7 @@ def test_a_turn_that_ends_by_a_stop_string_retains_nothing(pair: Pair) -> None:
     leg = pair.decode.complete(prompt, pair.label({}, ["key"]), 30, stop=[text.split()[5]], ignore_eos=True)
 
     assert leg.body["choices"][0]["finish_reason"] == "stop"
-    _eventually_free(pair)
+    pair.decode.eventually_free()
     assert not any(isinstance(message, Retained) for message in pair.decode.agent.messages[seen:])
 
 
@@ -74,9 +67,11 @@ def test_a_turn_of_the_decode_engine_alone_is_tracked_and_expires(pair: Pair) ->
     assert leg.status == 200
     set_id = pair.decode.agent.wait(Retained, after=seen).set.set_id
 
-    pair.decode.agent.wait(Freed, after=seen, timeout_s=TTL_S + 10, where=lambda freed: set_id in freed.set_ids)
+    pair.decode.agent.wait(
+        Freed, after=seen, timeout_s=pair.decode.ttl_s + 10, where=lambda freed: set_id in freed.set_ids
+    )
 
-    _eventually_free(pair)
+    pair.decode.eventually_free()
 
 
 def test_a_turn_of_the_decode_engine_alone_can_be_released(pair: Pair) -> None:
@@ -87,7 +82,7 @@ def test_a_turn_of_the_decode_engine_alone_can_be_released(pair: Pair) -> None:
     pair.decode.nixl.release(set_id)
 
     pair.decode.agent.wait(Freed, after=seen, timeout_s=2, where=lambda freed: set_id in freed.set_ids)
-    _eventually_free(pair)
+    pair.decode.eventually_free()
 
 
 def test_a_renewal_is_confirmed_by_the_engine_with_its_new_deadline(pair: Pair) -> None:
@@ -95,13 +90,13 @@ def test_a_renewal_is_confirmed_by_the_engine_with_its_new_deadline(pair: Pair) 
     assert turn.report is not None
     set_id = turn.report.set_id
     # The engine only ever lengthens: wait until two thirds of its lease (4 s) reach further than what is left.
-    time.sleep(TTL_S - 3)
+    time.sleep(pair.decode.ttl_s - 3)
     seen = len(pair.decode.agent.messages)
 
     pair.decode.nixl.renew(set_id)
 
     confirmed = pair.decode.agent.wait(Deadlines, after=seen, timeout_s=2).deadlines[set_id]
-    assert turn.report.deadline < confirmed <= time.perf_counter() + 4.1
+    assert turn.report.deadline < confirmed <= pair.decode.clock() + 4
 
 
 def test_a_new_session_starts_with_a_replay_that_knows_what_was_claimed(pair: Pair) -> None:

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from backhaul_connector.wire import PARAMS_KEY, Identity
-from tests.e2e.connector.pair import COLD, Pair, forged
+from backhaul_connector.wire import PARAMS_KEY
+from tests.fakes.engine_pair import COLD, Pair, forged
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 def _expect_cold_texts_from_now_on(pair: Pair, prompt: list[int]) -> None:
@@ -86,7 +86,7 @@ def test_a_handle_for_another_conversation_is_dropped_unread_and_stays_usable(pa
 
 def test_without_the_proof_the_text_would_be_wrong_and_the_cache_poisoned(pair: Pair) -> None:
     """The control: a proof that lies lets vLLM read what it always reads, and shows what the proof is for."""
-    weights = pair.prefill.agent.wait(Identity).weights_digest
+    weights = pair.prefill.weights_digest()
     before = pair.turn(pair.tokens(700))
     assert pair.prefill.forget()
     prompt = [*before.history, *pair.tokens(40)]
@@ -165,8 +165,7 @@ def test_a_read_that_ends_after_its_deadline_fails_the_leg_and_caches_nothing(pa
     assert pair.prefill.forget()
     prompt = [*before.history, *pair.tokens(40)]
     right = pair.alone(prompt)
-    # Engines and tests share one machine, and with it the epoch of `perf_counter` (CLOCK_MONOTONIC).
-    handle = {**before.handle, "remote_blocks_expiry_time": time.perf_counter() + 7.0}
+    handle = {**before.handle, "remote_blocks_expiry_time": pair.decode.clock() + 7.0}
     legs = []
 
     pair.decode.process.freeze()

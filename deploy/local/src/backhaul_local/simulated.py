@@ -15,6 +15,8 @@ from backhaul_local.processes import ProcessSpec
 class SimulatedEngine:
     """What may differ from engine to engine; everything else by ``flags`` (`python -m backhaul_simulator --help`)."""
 
+    connector: bool = True
+    """Whether it runs Backhaul's connector; else vLLM's own NixlConnector."""
     ranks: int = 1
     """Data-parallel ranks of the server."""
     ttl_s: float = 60
@@ -32,13 +34,13 @@ def simulated_spec(place: EnginePlace, options: SimulatedEngine) -> ProcessSpec:
         "host": HOST,
         "port": str(place.http_port),
         "side-channel": f"{HOST}:{place.side_channel_port}",
-        "agent-socket": str(place.agent_socket),
         "ranks": str(options.ranks),
         "ttl-s": str(options.ttl_s),
         "lease-s": str(options.lease_s),
     }
     command = [sys.executable, "-m", "backhaul_simulator"]
     command += [part for name, value in flags.items() for part in (f"--{name}", value)]
+    command += ["--agent-socket", str(place.agent_socket)] if options.connector else ["--no-connector"]
     return ProcessSpec(name=place.name, command=[*command, *options.flags])
 
 

@@ -1,6 +1,7 @@
-"""A prefill and a decode engine, each with a recording agent on its connector's socket; driven leg by leg."""
+"""A prefill and a decode engine, real or simulated, each with a recording agent beside it; driven leg by leg."""
 
 import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +9,12 @@ from typing import Any
 import httpx2
 
 from backhaul_connector.anchors import AnchorChain, Anchors, identity_of
-from backhaul_connector.wire import PARAMS_KEY, BlockSetReport, Freed, Retained
+from backhaul_connector.wire import PARAMS_KEY, BlockSetReport, Freed, Hello, Identity, Retained
 from backhaul_local.engines import MODEL_NAME
+from backhaul_local.ports import HOST
 from backhaul_local.processes import Process
-from tests.e2e.connector.nixl_peer import NixlPeer
 from tests.fakes.agent_peer import AgentPeer
+from tests.fakes.nixl_peer import Handshake, NixlApi, NixlPeer, shake_hands
 
 COLD: dict[str, Any] = {
     "do_remote_decode": True,
@@ -51,12 +53,40 @@ class Leg:
 class Engine:
     """One engine under test."""
 
-    def __init__(self, url: str, process: Process, agent: AgentPeer) -> None:
+    def __init__(
+        self, url: str, process: Process, *, side_channel_port: int, nixl: NixlApi, ttl_s: float, lease_s: float
+    ) -> None:
         self.url = url
         self.process = process
-        self.agent = agent
-        self.nixl: NixlPeer
+        self.ttl_s = ttl_s
+        self.lease_s = lease_s
+        self.agent: AgentPeer
+        """Absent where the engine runs without Backhaul's connector."""
         self.http = httpx2.Client(base_url=url, timeout=120, trust_env=False)
+        self._side_channel_port = side_channel_port
+        self._nixl_api = nixl
+        self._nixl: NixlPeer | None = None
+
+    def close(self) -> None:
+        """Closes what leads to the engine."""
+        self.http.close()
+        if self._nixl is not None:
+            self._nixl.close()
+
+    @property
+    def nixl(self) -> NixlPeer:
+        """A NIXL agent that knows this engine."""
+        if self._nixl is None:
+            self._nixl = NixlPeer(self._nixl_api, HOST, self._side_channel_port)
+        return self._nixl
+
+    def shake_hands(self) -> Handshake:
+        """Asks the side channel."""
+        return shake_hands(HOST, self._side_channel_port)
+
+    def clock(self) -> float:
+        """Returns the engine's `perf_counter`; its epoch is the engine's own."""
+        return self.shake_hands().clock
 
     def complete(self, prompt: Sequence[int], params: Mapping[str, Any] | None, max_tokens: int, **more: Any) -> Leg:
         """Completes token ids, greedily and to the full length."""
@@ -86,9 +116,20 @@ class Engine:
         freed = {set_id for message in messages if isinstance(message, Freed) for set_id in message.set_ids}
         return [m.set.set_id for m in messages if isinstance(m, Retained) and m.set.set_id not in freed]
 
+    def weights_digest(self) -> str:
+        """Returns the weights digest that the connector told its agent: at once, or when it was computed."""
+        return self.agent.wait(Hello).weights_digest or self.agent.wait(Identity).weights_digest
+
     def forget(self) -> bool:
         """Empties the engine's prefix cache; false while blocks are pinned."""
         return bool(self.http.post("/reset_prefix_cache").json().get("success", True))
+
+    def eventually_free(self, timeout_s: float = 5) -> None:
+        """Waits until no block is in use or retained. Raises AssertionError when some still are in time."""
+        deadline = time.monotonic() + timeout_s
+        while self.metric("vllm:kv_cache_usage_perc"):
+            assert time.monotonic() < deadline, "the engine keeps blocks"
+            time.sleep(0.05)
 
 
 class Pair:
