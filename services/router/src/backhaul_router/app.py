@@ -153,6 +153,7 @@ async def _follow(
 ) -> None:
     """Reports readiness, and drops what belongs to nodes that are gone, after each change of the nodes."""
     ready: bool | None = None
+    reuses: bool | None = None
     while True:
         await changed.wait()
         changed.clear()
@@ -163,6 +164,16 @@ async def _follow(
             ready = not problem
             await server.set_serving(ready)
             _log.info("readiness changed", ready=ready, reason=problem or None)
+        if ready and reuses is not table.reuses():
+            reuses = table.reuses()
+            _tell_reuse(reuses)
+
+
+def _tell_reuse(reuses: bool) -> None:
+    if reuses:
+        _log.info("turns can reuse blocks")
+    else:
+        _log.warning("no turn can reuse blocks", reason="no pair has it on both sides: the nodes' records say why")
 
 
 def _timeouts(config: Config) -> EngineTimeouts:

@@ -155,6 +155,11 @@ class NodeTable:
         decodes = self.ready(Role.DECODE, model)
         return [(p, d) for p in self.ready(Role.PREFILL, model) for d in decodes if compatible(p, d)]
 
+    def reuses(self) -> bool:
+        """Tells whether any turn can reuse blocks: some pair has the connector on both sides."""
+        models = {model for node in self for model in node.models}
+        return any(p.reuse and d.reuse for model in models for p, d in self.pairs(model))
+
     def problem(self) -> str:
         """Says why no turn can be served over two nodes; empty when one can."""
         if not len(self):
