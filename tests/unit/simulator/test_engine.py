@@ -146,6 +146,21 @@ async def test_a_turn_that_is_labelled_and_nothing_else_is_pinned_for_ever(side_
         assert not engine.reset_prefix_cache()
 
 
+@pytest.mark.parametrize("early", [True, False], ids=["planned before its end is known", "planned after"])
+async def test_a_turn_that_ends_by_a_stop_token_counts_a_step_that_was_planned_already(
+    side_channel: int, early: bool
+) -> None:
+    async with engines(port=side_channel, async_scheduling=early) as (p, d):
+        stop = frozenset([truth(TURN)[2]])
+        answer, last = await run(d, TURN, await prefill(p, TURN), ignore_eos=True, stop_token_ids=stop)
+        assert last.kv_transfer_params is not None
+        assert last.kv_transfer_params["remote_num_tokens"] == len(TURN) + 2 + early
+        p.reset_prefix_cache()
+        second = [*TURN, *answer, 5]
+        await prefill(p, second, last.kv_transfer_params)
+        assert p.ledger()["wrong_reads_used"] == 0, "the step has been computed by the time that anybody reads"
+
+
 async def test_what_nobody_reads_is_freed_at_its_deadline(side_channel: int) -> None:
     async with engines(port=side_channel, ttl_s=0.2, lease_s=0.2) as (p, d):
         handoff = await prefill(p, TURN)

@@ -213,6 +213,11 @@ class Engine:
         """
         worker = self._worker_side
         worker.bind_connector_metadata(step.metadata)
+        for ended in step.in_flight:
+            # Blocks that nobody retains have been freed; what would be written there is of no one.
+            if ended.block_ids:
+                self._runner.run(ended, ended.num_tokens - 1, 1)
+            ended.num_in_flight_tokens = 0
         sampled = {
             request.request_id: self._runner.run(request, request.num_computed_tokens - count, count)
             for request, count in step.scheduled

@@ -45,6 +45,9 @@ class EngineOptions:
     """Port of rank 0; rank n listens at port + n."""
     bidirectional: bool = True
     """``bidirectional_kv_xfer``."""
+    async_scheduling: bool = True
+    """Whether a step is planned before the last one's tokens are known (vLLM's default): when a turn ends by a stop
+    token, one more token counts as computed, and its content is written only with the next step."""
     connector: bool = True
     """Whether the engine runs Backhaul's connector; False: the stand-in of vLLM's own NixlConnector."""
     clock_offset_s: float = 0.0

@@ -28,6 +28,8 @@ class Step:
     scheduled: list[tuple[EngineRequest, int]] = field(default_factory=list)
     metadata: NixlConnectorMetadata = field(default_factory=NixlConnectorMetadata)
     finished_req_ids: set[str] = field(default_factory=set)
+    in_flight: list[EngineRequest] = field(default_factory=list)
+    """Requests that have ended, and whose last token is computed all the same."""
     prefill_tokens: int = 0
     """Tokens of prompts among them."""
 
@@ -72,6 +74,7 @@ class Scheduler:
         self._loaded: set[str] = set()
         self._news = False
         self._finished_req_ids: set[str] = set()
+        self._in_flight: list[EngineRequest] = []
 
     @property
     def retains(self) -> bool:
@@ -108,6 +111,7 @@ class Scheduler:
             self._admit(step, budget)
         step.metadata = self._connector.build_connector_meta(step)
         step.finished_req_ids, self._finished_req_ids = self._finished_req_ids, set()
+        step.in_flight, self._in_flight = self._in_flight, []
         for request, count in step.scheduled:
             request.num_computed_tokens += count
             request.num_in_flight_tokens += count
@@ -275,6 +279,7 @@ class Scheduler:
         asked = request.asked
         if may_stop and ((token == END and not asked.ignore_eos) or token in asked.stop_token_ids):
             request.status = RequestStatus.FINISHED_STOPPED
+            self._count_in_flight(request)
         elif request.num_output_tokens >= request.max_tokens or request.num_tokens >= self._max_model_len:
             request.status = RequestStatus.FINISHED_LENGTH_CAPPED
         else:
@@ -285,6 +290,17 @@ class Scheduler:
             # What the decode engine shall report as cached, instead of its own reads.
             params["remote_prefill_cached_tokens"] = request.cached_tokens
         return Output(token, reason, params, request.cached_tokens)
+
+    def _count_in_flight(self, request: EngineRequest) -> None:
+        """Counts the step that vLLM has planned already when it learns that a turn ended (``AsyncScheduler``).
+
+        It plans none when the turn ends with its last token anyway.
+        """
+        more = request.num_output_tokens < request.max_tokens and request.num_tokens < self._max_model_len
+        if self._options.async_scheduling and more and self._manager.allocate(request, request.num_tokens):
+            request.num_computed_tokens += 1
+            request.num_in_flight_tokens = 1
+            self._in_flight.append(request)
 
     def _finish(self, req_ids: Collection[str] | Iterable[str], status: RequestStatus) -> None:
         """Ends requests from outside; one whose read goes on keeps its blocks until then (``finish_requests``)."""
