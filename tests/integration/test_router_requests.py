@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.engine import FakeEngine, Leg, answer, raw_stream, refuse
+from backhaul.router.v1 import router_pb2, router_pb2_grpc
+from backhaul_common.grpc_client import open_channel
+from tests.fakes.engine import FakeEngine, Leg, answer, event_of, raw_stream, refuse
 from tests.fakes.eventually import eventually
 from tests.fakes.router_stack import CHAT, RouterStack, chat_body, router_stack
 from tests.integration.test_router_turns import label_key
@@ -171,3 +173,34 @@ async def test_headers_beyond_all_measure_are_refused(stack: RouterStack) -> Non
     got = await stack.chat("hi", headers={"x-request-id": "x" * 20_000})
     assert got.status in (400, 431)
     assert stack.prefill.legs == []
+
+
+# Events
+
+
+@pytest.mark.parametrize("asked", [{}, {"stream_options": {"include_usage": True}}], ids=["plain", "usage asked for"])
+@pytest.mark.parametrize("headers", [{}, {"x-session-id": "s"}], ids=["no session", "session"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_each_event_is_there_before_the_next_exists(
+    stack: RouterStack, path: str, headers: dict[str, str], asked: dict[str, Any]
+) -> None:
+    stack.decode.chunk_gate = asyncio.Event()
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi"}
+    body = {"model": "tiny", "stream": True, **prompt, **asked}
+    async with stack.client.post(f"{stack.url}{path}", json=body, headers=headers) as response:
+        assert await asyncio.wait_for(response.content.readuntil(b"\n\n"), 2) == event_of("Hel")
+        stack.decode.chunk_gate.set()
+        assert (await response.read()).endswith(b"[DONE]\n\n")
+
+
+async def test_over_grpc_too(stack: RouterStack) -> None:
+    stack.decode.chunk_gate = asyncio.Event()
+    async with open_channel(f"127.0.0.1:{stack.router.grpc_port}") as channel:
+        stub = router_pb2_grpc.InferenceServiceStub(channel)
+        body = json.dumps(chat_body("hi", stream=True)).encode()
+        call = stub.ChatCompletions(router_pb2.ChatCompletionsRequest(body=body), timeout=5)
+        steps = aiter(call)
+        assert (await anext(steps)).WhichOneof("step") == "started"
+        assert (await asyncio.wait_for(anext(steps), 2)).chunk == event_of("Hel")
+        stack.decode.chunk_gate.set()
+        assert [step.chunk async for step in steps][-1].endswith(b"[DONE]\n\n")
