@@ -70,13 +70,18 @@ class ApiProtocol(web.RequestHandler):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is running or waiting."""
+        """Whether the connection is open and no request is running or waiting."""
         # _waiter is aiohttp's idle mark (web_protocol.py, _process_keepalive); no public one exists.
-        return self._waiter is not None and not self._waiter.done()
+        waiting = self._waiter is not None and not self._waiter.done()
+        return self.transport is not None and (waiting or not self._request_count)
 
     def enter(self, phase: Phase) -> None:
         """The handler says what comes next on the wire."""
         self._phase = phase
+
+    def hang_up(self) -> None:
+        """After the answer, does not wait for the rest of the request."""
+        self._lingering_time = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begins to serve, unless too many connections are open and none of them is idle."""
@@ -85,7 +90,7 @@ class ApiProtocol(web.RequestHandler):
             return
         assert isinstance(transport, asyncio.Transport)
         error = ApiError(429, f"{self._limits.connections} connections are open, which is this router's limit")
-        _say_goodbye(transport, error)
+        self._server.say_goodbye(transport, error)
 
     def data_received(self, data: bytes) -> None:
         """Parses; begins to count time when a head is left unfinished."""
@@ -109,7 +114,7 @@ class ApiProtocol(web.RequestHandler):
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio allows the answer, aiohttp has none
         """Keeps the connection for a request that is running; closes it otherwise."""
-        if self.idle or not self._request_count:
+        if self.idle:
             return None
         self.close()
         self._send_probe()
@@ -148,7 +153,8 @@ class ApiProtocol(web.RequestHandler):
             return
         self._server.count_drop("slow_request")
         self.close()
-        _say_goodbye(transport, ApiError(408, f"the request's head took more than {self._limits.receive_s:g} s"))
+        error = ApiError(408, f"the request's head took more than {self._limits.receive_s:g} s")
+        self._server.say_goodbye(transport, error)
 
     def _give_up_writing(self) -> None:
         self._send_timer = None
@@ -183,6 +189,7 @@ class ApiServer(web.Server):
         )
         self._limits = limits
         self._own_loop = asyncio.get_running_loop()
+        self._goodbyes: set[asyncio.Transport] = set()
         self._drops = metrics.get_meter("backhaul_router").create_counter(
             "backhaul.router.dropped_connections", description="Connections ended by a limit"
         )
@@ -204,6 +211,26 @@ class ApiServer(web.Server):
     def count_drop(self, reason: str) -> None:
         """Counts a connection that is ended by a limit."""
         self._drops.add(1, {"reason": reason})
+
+    def say_goodbye(self, transport: asyncio.Transport, error: ApiError) -> None:
+        """Sends an error and closes a moment later: what the client still sends must not make it lose the error."""
+        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+        rest = f"content-length: {len(error.body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+        transport.write((head + rest).encode() + error.body)
+        transport.pause_reading()
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._goodbyes.add(transport)
+        self._own_loop.call_later(_GOODBYE_S, self._part, transport)
+
+    def _part(self, transport: asyncio.Transport) -> None:
+        self._goodbyes.discard(transport)
+        transport.abort()
+
+    def end_goodbyes(self) -> None:
+        """Closes at once what would have been closed a moment later."""
+        for transport in tuple(self._goodbyes):
+            self._part(transport)
 
     def pre_shutdown(self) -> None:
         """Closes idle connections; others close after their answer."""
@@ -227,14 +254,3 @@ def _is_idle(connection: web.RequestHandler) -> bool:
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()
-
-
-def _say_goodbye(transport: asyncio.Transport, error: ApiError) -> None:
-    """Sends an error and closes, a moment later, so that what the client still sends cannot make it lose the error."""
-    head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-    rest = f"content-length: {len(error.body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
-    transport.write((head + rest).encode() + error.body)
-    transport.pause_reading()
-    if transport.can_write_eof():
-        transport.write_eof()
-    asyncio.get_running_loop().call_later(_GOODBYE_S, transport.abort)

@@ -100,6 +100,7 @@ class HttpService:
         self._api.pre_shutdown()
         if self._running and grace_s > 0:
             await asyncio.wait(self._running, timeout=grace_s)
+        self._api.end_goodbyes()
         await self._api.shutdown(_END_S)
         self._listener = None
 
@@ -120,8 +121,8 @@ class HttpService:
             return await self._dispatch(request, request_id)
         except ApiError as error:
             response = self._json(request, error.status, error.body, {**error.headers, "x-request-id": request_id})
-            if error.status == 408:
-                # The rest of the body would be taken for the next request.
+            if error.status == 408 and isinstance(request.protocol, ApiProtocol):
+                request.protocol.hang_up()
                 response.force_close()
             return response
 
