@@ -47,4 +47,6 @@ def cluster_options(
 def _engine(rng: Random) -> SimulatedEngine:
     clock = {"--clock-offset-s": rng.uniform(-40_000, 40_000), "--clock-rate-ppm": rng.uniform(-200, 200)}
     flags = [part for name, value in clock.items() for part in f"{name}={value:.3f}".split()]
-    return SimulatedEngine(ttl_s=TTL_S, flags=[*flags, "--block-size", "16", "--block-count", "30000"])
+    # Whatever can be read is read: what a prefill engine lacks is seldom more than a few blocks here.
+    reading = ["--recompute-threshold", "1", "--min-verified", "16"]
+    return SimulatedEngine(ttl_s=TTL_S, flags=[*flags, *reading, "--block-size", "16", "--block-count", "30000"])

@@ -28,13 +28,16 @@ class Ledgers:
             for rank in document["ranks"]:
                 self._by_engine[rank["engine_id"]] = rank
 
-    def total(self, name: str) -> int:
-        """Returns a counter, summed over all incarnations."""
-        return sum(int(rank[name]) for rank in self._by_engine.values())
-
-    def forbidden(self) -> dict[str, int]:
-        """Returns the counters that must be 0."""
-        return {name: self.total(name) for name in FORBIDDEN}
+    def counts(self) -> dict[str, int]:
+        """Returns the counters, summed over all incarnations."""
+        ranks = self._by_engine.values()
+        reads = {
+            f"{kind}_reads_{name}": sum(rank["reads"][kind][name] for rank in ranks)
+            for kind in ("claimed", "handoff")
+            for name in ("started", "completed", "failed")
+        }
+        names = (*FORBIDDEN, "reads_of_freed", "late_reads_failed", "preemptions")
+        return {**{name: sum(rank[name] for rank in ranks) for name in names}, **reads}
 
     @property
     def ranks(self) -> list[dict[str, Any]]:

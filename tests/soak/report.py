@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.soak.ledgers import Ledgers
+from tests.soak.ledgers import FORBIDDEN, Ledgers
 from tests.soak.tally import Tally
 
 
@@ -25,10 +25,7 @@ def document(
         "seconds": round(seconds, 1),
         "turns_per_s": round(tally.turn_count / seconds, 1),
         **tally.document(),
-        "engines_counted": {
-            name: ledgers.total(name)
-            for name in ("second_reads", "wrong_reads_used", "reads_of_freed", "reads_started", "reads_completed")
-        },
+        "engines_counted": ledgers.counts(),
         "faults": faults,
         "engines": ledgers.ranks,
     }
@@ -39,7 +36,7 @@ def problems(report: dict[str, Any], *, faults_allowed: bool) -> list[str]:
     found = []
     if report["wrong_texts"]:
         found.append(f"{report['wrong_texts']} wrong texts")
-    for name in ("second_reads", "wrong_reads_used"):
+    for name in FORBIDDEN:
         if count := report["engines_counted"][name]:
             found.append(f"{count} {name.replace('_', ' ')}")
     outcomes = dict(report["outcomes"])

@@ -1,5 +1,6 @@
 """A whole Backhaul stack on this machine: etcd, registries, engines with their agents, routers."""
 
+import os
 import shutil
 import sys
 import tempfile
@@ -303,7 +304,9 @@ def _engine_spec(place: EnginePlace, engine: Engine) -> ProcessSpec:
 
 def _agent_env(engine: Engine) -> Mapping[str, str]:
     """A simulated engine hears what the stand-in of nixl says; NIXL itself does not reach it."""
-    return {"PYTHONPATH": str(nixl_stand_in())} if isinstance(engine, SimulatedEngine) else {}
+    if not isinstance(engine, SimulatedEngine):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(nixl_stand_in()), os.environ.get("PYTHONPATH")]))}
 
 
 def _port(address: str) -> int:
