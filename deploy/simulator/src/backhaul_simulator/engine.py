@@ -174,6 +174,7 @@ class Engine:
             prefix_queries=scheduler.counts["prefix_queries"],
             prefix_hits=scheduler.counts["prefix_hits"],
             external_tokens=scheduler.counts["external_tokens"],
+            local_tokens=scheduler.counts["local_tokens"],
             prompt_tokens=scheduler.counts["prompt_tokens"],
             generation_tokens=scheduler.counts["generation_tokens"],
             preemptions=scheduler.counts["preemptions"],

@@ -58,6 +58,8 @@ class EngineRequest:
         self.block_ids: list[int] = []
         self.local_tokens = 0
         """Tokens found in the prefix cache when the request was last admitted."""
+        self.external_tokens = 0
+        """Tokens read from another engine when it was first admitted."""
         self.cached_tokens = 0
         """Tokens found there or read from another engine when it was first admitted."""
         self._block_size = block_size

@@ -62,8 +62,8 @@ def engine_samples(stats: Stats, *, rank: int, model: str, block_size: int) -> I
     yield counter("num_preemptions", "Cumulative number of preemption from the engine.", stats.preemptions)
     yield counter("prompt_tokens", "Number of prefill tokens processed.", stats.prompt_tokens)
     by_source = {
-        "local_compute": stats.prompt_tokens - stats.prefix_hits - stats.external_tokens,
-        "local_cache_hit": stats.prefix_hits,
+        "local_compute": stats.prompt_tokens - stats.local_tokens - stats.external_tokens,
+        "local_cache_hit": stats.local_tokens,
         "external_kv_transfer": stats.external_tokens,
     }
     for source, count in by_source.items():

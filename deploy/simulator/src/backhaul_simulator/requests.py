@@ -62,6 +62,8 @@ class Stats:
     prefix_hits: int
     external_tokens: int
     """Tokens of prompts read from another engine."""
+    local_tokens: int
+    """Tokens of prompts found in the prefix cache."""
     prompt_tokens: int
     generation_tokens: int
     preemptions: int

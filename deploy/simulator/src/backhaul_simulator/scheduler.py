@@ -229,9 +229,8 @@ class Scheduler:
         self.counts["prefix_hits"] += local
         request.local_tokens = local
         if not request.num_preemptions:
+            request.external_tokens = external
             request.cached_tokens = local + external
-            self.counts["prompt_tokens"] += request.num_prompt_tokens
-            self.counts["external_tokens"] += external
 
     def _reserved_blocks(self) -> int:
         """Blocks that prompts under way will still need: a read must not take them (``_inflight_prefill_...``)."""
@@ -276,6 +275,11 @@ class Scheduler:
         may_stop = request.may_stop
         request.all_token_ids.append(token)
         self.counts["generation_tokens"] += 1
+        if request.num_output_tokens == 1:
+            # Only now: what was never computed to its end, for want of a read, counts nowhere (`take_prefill_stats`).
+            self.counts["prompt_tokens"] += request.num_prompt_tokens
+            self.counts["external_tokens"] += request.external_tokens
+            self.counts["local_tokens"] += request.cached_tokens - request.external_tokens
         asked = request.asked
         if may_stop and ((token == END and not asked.ignore_eos) or token in asked.stop_token_ids):
             request.status = RequestStatus.FINISHED_STOPPED
