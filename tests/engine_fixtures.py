@@ -30,7 +30,7 @@ REAL = pytest.param("real", marks=pytest.mark.engine)
 BLOCKS = 110
 """Of 32 tokens each: room for one long request, too little for two."""
 MAX_MODEL_LEN = 3200
-TTL_S = {"simulated": 10.0, "real": 20.0}
+TTL_S, REAL_TTL_S = 10.0, 20.0
 """For the sake of tests that wait for its end; no shorter, for vLLM reads no handle in its last 5 s."""
 LEASE_S = 6.0
 
@@ -102,10 +102,12 @@ def forget(engines: Engines) -> None:
 
 
 @contextmanager
-def running_real(folder: Path, python: Path, model: Path, *, agents: bool = True) -> Iterator[Engines]:
+def running_real(
+    folder: Path, python: Path, model: Path, *, agents: bool = True, ttl_s: float = REAL_TTL_S
+) -> Iterator[Engines]:
     """Runs vLLM. Without ``agents`` the connector behaves like vLLM's own, for want of one."""
     options = EngineOptions(
-        ttl_s=TTL_S["real"],
+        ttl_s=ttl_s,
         lease_s=LEASE_S,
         num_blocks=BLOCKS,
         flags=("--max-model-len", str(MAX_MODEL_LEN)),
@@ -115,7 +117,7 @@ def running_real(folder: Path, python: Path, model: Path, *, agents: bool = True
     words = [token for token in vocabulary if token > 300]
     place = partial(EnginePlace, python=python, model=model)
     api = importlib.import_module("nixl._api")
-    with _running(folder, place, partial(engine_spec, options=options), agents, api, TTL_S["real"], words) as engines:
+    with _running(folder, place, partial(engine_spec, options=options), agents, api, ttl_s, words) as engines:
         yield engines
 
 
@@ -132,7 +134,7 @@ def running_simulated(folder: Path, *, agents: bool = True) -> Iterator[Engines]
     }
     options = SimulatedEngine(
         connector=agents,
-        ttl_s=TTL_S["simulated"],
+        ttl_s=TTL_S,
         lease_s=LEASE_S,
         flags=[part for name, value in flags.items() for part in (f"--{name}", str(value))],
     )
@@ -140,7 +142,7 @@ def running_simulated(folder: Path, *, agents: bool = True) -> Iterator[Engines]
     place = partial(EnginePlace, python=Path(), model=Path())
     api = importlib.import_module("backhaul_simulator.notifications")
     spec = partial(simulated_spec, options=options)
-    with _running(folder, place, spec, agents, api, TTL_S["simulated"], words) as engines:
+    with _running(folder, place, spec, agents, api, TTL_S, words) as engines:
         yield engines
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine_fixtures import REAL, Engines, forget, running_real, running_simulated
+from tests.engine_fixtures import REAL, TTL_S, Engines, forget, running_real, running_simulated
 from tests.fakes.engine_pair import COLD, Engine, Leg, Pair
 
 pytestmark = pytest.mark.timeout(180)
@@ -30,7 +30,7 @@ def stock_engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
             yield engines
         return
     model, python = request.getfixturevalue("tiny_model"), request.getfixturevalue("engine_python")
-    with running_real(folder, python, model, agents=False) as engines:
+    with running_real(folder, python, model, agents=False, ttl_s=TTL_S) as engines:
         yield engines
 
 

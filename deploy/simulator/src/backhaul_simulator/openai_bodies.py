@@ -1,5 +1,6 @@
 """Bodies of vLLM's HTTP requests: the fields that are looked at. All others are ignored, as in vLLM."""
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -7,7 +8,9 @@ import msgspec
 from backhaul_simulator.openai_errors import invalid_field
 
 
-class _StreamOptions(msgspec.Struct, frozen=True):
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What a stream says besides the answer."""
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -18,7 +21,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     n: int | None = 1
     stream: bool | None = False
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: str | list[str] | None = None
@@ -89,11 +92,13 @@ class TokensToText(msgspec.Struct, frozen=True, kw_only=True):
 
 _Parsed = TypeVar("_Parsed")
 
+_FIELD = re.compile(r"missing required field `(\w+)`|at `\$\.([^`]+)`")
+
 
 def parse(raw: bytes, kind: type[_Parsed]) -> _Parsed:
     """Reads a body. Raises RefusedError for one that is not valid."""
     try:
         return msgspec.json.decode(raw, type=kind, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        path = str(error).partition(" - at `$")[2].strip("`").lstrip(".")
-        raise invalid_field(str(error), f"body.{path}" if path else "body") from error
+        found = _FIELD.search(str(error))
+        raise invalid_field(str(error), f"body.{found[1] or found[2]}" if found else "body") from error

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from backhaul_simulator.openai_bodies import Body, Chat
+from backhaul_simulator.openai_bodies import Body, Chat, StreamOptions
 from backhaul_simulator.openai_errors import RefusedError, invalid_field
 from backhaul_simulator.tokens import MAX_TOKEN_CHARS
 
@@ -34,7 +34,7 @@ def check_body(body: Body, served: Served) -> None:
 
     Raises RefusedError.
     """
-    if body.stream_options is not None and not body.stream:
+    if body.stream_options not in (None, StreamOptions()) and not body.stream:
         raise invalid_field("Stream options can only be defined when `stream=True`.", "stream_options")
     _check_salt(body.cache_salt)
     if body.prompt_logprobs and body.stream:
@@ -128,7 +128,7 @@ def check_length(chars: int, served: Served) -> None:
     """Raises RefusedError for a text that is too long to be worth tokenizing."""
     longest = served.max_model_len * MAX_TOKEN_CHARS
     if chars > longest:
-        _too_long(f"{chars} characters (more than {longest} characters)", served)
+        _too_long(f"{chars} characters (more than {longest} characters)", "input_text", served)
 
 
 def stop_strings(body: Body) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ def max_tokens(prompt_tokens: int, limit: int | None, min_tokens: int, served: S
     if not prompt_tokens:
         raise RefusedError("The decoder prompt cannot be empty")
     if prompt_tokens > served.max_model_len:
-        _too_long(f"{prompt_tokens} input tokens", served)
+        _too_long(f"{prompt_tokens} input tokens", "input_tokens", served)
     room = served.max_model_len - prompt_tokens
     allowed = room if limit is None else min(limit, room)
     if allowed < 1:
@@ -151,9 +151,9 @@ def max_tokens(prompt_tokens: int, limit: int | None, min_tokens: int, served: S
     return allowed
 
 
-def _too_long(what: str, served: Served) -> NoReturn:
+def _too_long(what: str, param: str, served: Served) -> NoReturn:
     message = (
         f"This model's maximum context length is {served.max_model_len} tokens. However, your prompt contains {what}, "
         "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
     )
-    raise RefusedError(message, param="input_tokens")
+    raise RefusedError(message, param=param)
