@@ -11,8 +11,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from backhaul.router.v1 import router_pb2, router_pb2_grpc
+from backhaul_common.errors import DeadlineExceededError
 from backhaul_common.grpc_client import open_channel, to_error
-from tests.fakes.engine import break_after, event_of, hang, refuse
+from backhaul_router.grpc_service import InferenceService
+from tests.fakes.engine import answer, break_after, event_of, hang, refuse
 from tests.fakes.eventually import eventually
 from tests.fakes.router_stack import RouterStack, chat_body, router_stack
 from tests.integration.test_router_turns import label_key
@@ -94,16 +96,21 @@ async def test_the_models(stub: Stub) -> None:
     ("status", "code"),
     [
         (400, grpc.StatusCode.INVALID_ARGUMENT),
+        (401, grpc.StatusCode.UNAUTHENTICATED),
+        (403, grpc.StatusCode.UNAUTHENTICATED),
         (404, grpc.StatusCode.NOT_FOUND),
+        (413, grpc.StatusCode.RESOURCE_EXHAUSTED),
         (422, grpc.StatusCode.INVALID_ARGUMENT),
         (429, grpc.StatusCode.RESOURCE_EXHAUSTED),
         (500, grpc.StatusCode.INTERNAL),
+        (503, grpc.StatusCode.UNAVAILABLE),
+        (504, grpc.StatusCode.DEADLINE_EXCEEDED),
     ],
 )
 async def test_engines_errors_have_their_code(
     stack: RouterStack, stub: Stub, status: int, code: grpc.StatusCode
 ) -> None:
-    stack.decode.then(refuse(status, "engine says no"))
+    stack.decode.then(refuse(status, "engine says no"), refuse(status, "engine says no"))
     got, _, message = await failure(stub.ChatCompletions(request("hi", stream=True), timeout=5))
     assert (got, message) == (code, "engine says no")
 
@@ -128,6 +135,33 @@ async def test_large_bodies_pass_up_to_the_limit(stub: Stub) -> None:
     code, reason, message = await failure(stub.ChatCompletions(request("x" * 7_000_000), timeout=10))
     assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "BODY_LIMIT")
     assert "7000000" in message
+
+
+async def test_a_large_answer_comes_in_chunks_that_any_client_takes(stack: RouterStack) -> None:
+    """gRPC's own clients take messages up to 4 MiB unless they are told otherwise."""
+    stack.decode.then(answer({"text": "x" * 9_000_000}))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{stack.router.grpc_port}") as channel:
+        _, body = await collect(
+            router_pb2_grpc.InferenceServiceStub(channel).ChatCompletions(request("hi"), timeout=10)
+        )
+    assert json.loads(body) == {"text": "x" * 9_000_000}
+
+
+async def test_a_turn_whose_deadline_has_passed_is_not_begun() -> None:
+    """The deadline may pass between client and handler; no client of gRPC sends one that already has."""
+
+    class Late:
+        def time_remaining(self) -> float:
+            return 0.0
+
+        def invocation_metadata(self) -> tuple[()]:
+            return ()
+
+    nothing: Any = None
+    service = InferenceService(turns=nothing, models=nothing, admission=nothing, body_limit_bytes=10, send_s=1.0)
+    late: Any = Late()
+    with pytest.raises(DeadlineExceededError):
+        _ = [step async for step in service.ChatCompletions(router_pb2.ChatCompletionsRequest(body=b"{}"), late)]
 
 
 async def test_a_deadline_ends_prefill_and_decode_is_never_called(stack: RouterStack, stub: Stub) -> None:
