@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,8 @@ def _run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         )
         with ConsoleSteps(console) as steps:
             stack = exits.enter_context(Stack(stack_options, steps))
-        faults = everything(stack, network) if network else []
-        report = asyncio.run(soak(stack, plan, faults, _Progress(console, plan.turn_count)))
+        draw = partial(everything, stack, network) if network else None
+        report = asyncio.run(soak(stack, plan, draw, _Progress(console, plan.turn_count)))
     save(report, state / "report.json")
     console.print(f"report: {state / 'report.json'}", soft_wrap=True)
     return report

@@ -1,21 +1,25 @@
 """Random faults, one after the other and some at once, for as long as a run lasts."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable
 from random import Random
 
 from backhaul_local.stack import Stack
 from tests.soak.faults import Act, Fault
 
+Draw = Callable[[Random], Fault]
+"""Draws the next fault."""
+
 
 class Chaos:
     """Lets faults happen to a stack; which, when and for how long comes from a seed."""
 
-    def __init__(self, stack: Stack, faults: Sequence[Fault], *, seed: int, every_s: float) -> None:
-        """``every_s``: mean pause between two faults, seconds. They may overlap; the same one never does."""
+    def __init__(self, stack: Stack, draw: Draw, *, seed: int, every_s: float) -> None:
+        """``every_s``: mean pause between two faults, seconds. They may overlap, but not on the same subject."""
         self.happened: list[str] = []
         self._stack = stack
-        self._faults = faults
+        self._draw = draw
         self._rng = Random(f"chaos-{seed}")
         self._every_s = every_s
         self._running: set[str] = set()
@@ -26,7 +30,7 @@ class Chaos:
         """Goes on until ``done``, then waits until every fault has been mended."""
         async with asyncio.TaskGroup() as group:
             while not done.is_set():
-                fault = self._rng.choice(self._faults)
+                fault = self._draw(self._rng)
                 subject = fault.name.partition(" ")[2]
                 if subject not in self._running:
                     group.create_task(self._happen(fault, subject))
@@ -40,11 +44,16 @@ class Chaos:
     async def _happen(self, fault: Fault, subject: str) -> None:
         self._running.add(subject)
         self.happened.append(fault.name)
+        hold_s = fault.hold_s * self._rng.uniform(0.3, 1.5)
         try:
             await self._act(fault.begin)
-            await asyncio.sleep(fault.hold_s * self._rng.uniform(0.3, 1.5))
+            await asyncio.sleep(hold_s)
+        except OSError:
+            # The engine that was to misbehave is down.
+            return
         finally:
-            await self._act(fault.end)
+            with contextlib.suppress(OSError):
+                await self._act(fault.end)
             self._running.discard(subject)
 
     async def _act(self, act: Act) -> None:

@@ -4,6 +4,8 @@ import json
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
+from typing import Any
 
 from backhaul_local.stack import Stack
 from tests.soak.network import BreakableNetwork
@@ -59,10 +61,45 @@ def slow(network: BreakableNetwork, link: str, *, delay_s: float = 0.2, hold_s: 
     return Fault(f"slow {link}", begin, lambda stack: proxy.heal(), hold_s)
 
 
-def everything(stack: Stack, network: BreakableNetwork) -> list[Fault]:
-    """Returns the faults of a random mixture: every process killed and frozen, every link cut, silent and slow."""
-    faults = [make(name) for name in stack.process_names for make in (kill, freeze)]
-    return faults + [make(network, link) for link in network.names for make in (cut, swallow, slow)]
+def scripted(name: str, *steps: dict[str, Any], hold_s: float = 1.0) -> Fault:
+    """A simulated engine misbehaves as ``steps`` say (`/simulator/faults`); restarted afterwards if it died of it."""
+    what = ", ".join(str(step["fault"]) for step in steps)
+
+    def begin(stack: Stack) -> None:
+        _faults(stack, name, "POST", {"next": list(steps)})
+
+    def end(stack: Stack) -> None:
+        if stack.process(name).running:
+            _faults(stack, name, "DELETE")
+        else:
+            stack.restart(name, wait=False)
+
+    return Fault(f"{what} at {name}", begin, end, hold_s)
+
+
+def together(name: str, *faults: Fault) -> Fault:
+    """Several at once."""
+
+    def begin(stack: Stack) -> None:
+        for fault in faults:
+            fault.begin(stack)
+
+    def end(stack: Stack) -> None:
+        for fault in faults:
+            fault.end(stack)
+
+    return Fault(name, begin, end, max(fault.hold_s for fault in faults))
+
+
+def everything(stack: Stack, network: BreakableNetwork, rng: Random) -> Fault:
+    """Returns one fault of a random mixture: processes killed, stopped, frozen; links cut, silent, slow; slow reads."""
+    subject = rng.choice(["process", "process", "link", "reads"])
+    if subject == "process":
+        return rng.choice((kill, stop, freeze))(rng.choice(stack.process_names))
+    if subject == "link":
+        return rng.choice((cut, swallow, slow))(network, rng.choice(network.names))
+    reader = rng.choice([node.name for node in stack.nodes if node.role == "prefill"])
+    return scripted(reader, {"fault": "slow_reads", "seconds_per_block": rng.choice((0.05, 1.0)), "times": 5})
 
 
 def etcd_leader(endpoints: Sequence[str]) -> int:
@@ -77,6 +114,14 @@ def etcd_leader(endpoints: Sequence[str]) -> int:
         if status.get("leader") == status["header"]["member_id"]:
             return position
     raise RuntimeError("no etcd member leads")
+
+
+def _faults(stack: Stack, name: str, method: str, document: dict[str, Any] | None = None) -> None:
+    url = f"{stack.node(name).url}/simulator/faults"
+    data = json.dumps(document).encode() if document else None
+    request = urllib.request.Request(url, data=data, method=method, headers={"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=5):
+        pass
 
 
 def _again(name: str) -> Act:

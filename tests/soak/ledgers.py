@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Iterable
 from typing import Any
 
-_TIMEOUT_S = 5
+_TIMEOUT_S = 1
 FORBIDDEN = ("second_reads", "wrong_reads_used")
 """Counters that must stay 0. A late read may meet freed blocks: then the end fence must not let it be used."""
 
@@ -17,8 +17,12 @@ class Ledgers:
     def __init__(self) -> None:
         self._by_engine: dict[str, dict[str, Any]] = {}
 
-    def collect(self, urls: Iterable[str]) -> None:
-        """Asks the servers at these base URLs; one that does not answer keeps what it said before."""
+    def collect(self, urls: Iterable[str]) -> list[dict[str, Any]]:
+        """Asks the servers at these base URLs and returns what their ranks say.
+
+        One that does not answer keeps what it said before.
+        """
+        ranks = []
         for url in urls:
             try:
                 with urllib.request.urlopen(f"{url}/simulator/ledger", timeout=_TIMEOUT_S) as response:
@@ -27,6 +31,13 @@ class Ledgers:
                 continue
             for rank in document["ranks"]:
                 self._by_engine[rank["engine_id"]] = rank
+                ranks.append(rank)
+        return ranks
+
+    def forbidden(self) -> dict[str, int]:
+        """Returns the counters that must be 0 and are not."""
+        counts = self.counts()
+        return {name: counts[name] for name in FORBIDDEN if counts[name]}
 
     def counts(self) -> dict[str, int]:
         """Returns the counters, summed over all incarnations."""

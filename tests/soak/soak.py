@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from backhaul_local.stack import Stack
-from tests.soak.chaos import Chaos
-from tests.soak.faults import Fault
+from tests.soak.chaos import Chaos, Draw
 from tests.soak.ledgers import Ledgers
 from tests.soak.players import Players
 from tests.soak.report import document
@@ -32,9 +31,12 @@ class Plan:
 
 
 async def soak(
-    stack: Stack, plan: Plan, faults: list[Fault], on_look: Callable[[Tally], None] = lambda tally: None
+    stack: Stack, plan: Plan, draw: Draw | None = None, on_look: Callable[[Tally], None] = lambda tally: None
 ) -> dict[str, Any]:
-    """Plays against a running stack and returns the report. ``on_look`` is called once a second."""
+    """Plays against a running stack and returns the report.
+
+    ``draw`` draws faults; ``on_look`` is called once a second.
+    """
     players = Players(
         routers=stack.routers,
         model=stack.model_name,
@@ -44,20 +46,22 @@ async def soak(
         limit_s=plan.limit_s,
     )
     ledgers = Ledgers()
-    chaos = Chaos(stack, faults, seed=plan.seed, every_s=plan.fault_every_s)
+    chaos = Chaos(stack, draw, seed=plan.seed, every_s=plan.fault_every_s) if draw and plan.fault_every_s else None
     begin = time.monotonic()
     async with AsyncExitStack() as exits:
         group = await exits.enter_async_context(asyncio.TaskGroup())
         done = asyncio.Event()
         watching = group.create_task(_watch(stack, ledgers, lambda: on_look(players.tally)))
-        if plan.fault_every_s:
+        if chaos:
             group.create_task(chaos.run(done))
         await players.run()
         done.set()
         watching.cancel()
     await asyncio.to_thread(ledgers.collect, [node.url for node in stack.nodes])
     seconds = time.monotonic() - begin
-    return document(players.tally, ledgers, settings=asdict(plan), seconds=seconds, faults=chaos.happened)
+    return document(
+        players.tally, ledgers, settings=asdict(plan), seconds=seconds, faults=chaos.happened if chaos else []
+    )
 
 
 async def _watch(stack: Stack, ledgers: Ledgers, look: Callable[[], None]) -> None:

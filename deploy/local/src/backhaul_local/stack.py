@@ -264,10 +264,10 @@ class Stack:
         http, grpc = self._address(8080 + 10 * (index - 1)), self._address(8081 + 10 * (index - 1))
         self.routers.append(f"http://{http}")
         self.grpc_routers.append(grpc)
-        flags = ["--listen-http", http, "--listen-grpc", grpc, "--registry", ",".join(self.registries)]
+        name = f"router-{index}"
+        flags = ["--listen-http", http, "--listen-grpc", grpc, "--registry", self._reached_registries(name)]
         # Nobody here watches readiness.
         flags += ["--lame-duck-s", "0", *more_flags]
-        name = f"router-{index}"
         self._service(name, "backhaul-router", flags, partial(http_ready, f"http://{http}/ready"), _WAITING)
         return name
 
