@@ -6,9 +6,11 @@ import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from backhaul.agent.v1 import agent_pb2
+from backhaul_common.grpc_client import to_error
 from backhaul_connector import wire
 from tests.contract.owner_node import OwnerNode, owner_node
 from tests.fakes.eventually import eventually
@@ -171,6 +173,27 @@ async def test_ids_that_are_not_the_owners_are_reported_and_left_alone(node: Own
     assert (list(released.released), list(released.unknown)) == (["set-1"], ["foreign"])
     renewed = await node.stub.RenewBlockSets(agent_pb2.RenewBlockSetsRequest(set_ids=ids), timeout=2)
     assert (list(renewed.renewed), list(renewed.unknown)) == (["set-1"], ["foreign"])
+
+
+async def test_a_hand_off_is_freed_by_its_name_and_nothing_else_is(node: OwnerNode) -> None:
+    await eventually(lambda: _can_release(node))
+    node.connector.retain("set-1")
+    await node.published()
+    engine_id = node.connector.greeting.engine_id
+
+    async def refusal(engine_id: str, hand_off_id: str) -> str:
+        request = agent_pb2.ReleaseHandOffRequest(engine_id=engine_id, hand_off_id=hand_off_id)
+        try:
+            await node.stub.ReleaseHandOff(request, timeout=2)
+        except grpc.aio.AioRpcError as error:
+            return to_error(error).reason
+        return ""
+
+    assert await refusal(engine_id, "cmpl-7") == ""
+    assert await refusal(engine_id, "set-1") == "NOT_A_HAND_OFF"
+    assert await refusal("another", "cmpl-7") == "ENGINE_UNKNOWN"
+    assert await refusal(engine_id, "") == "HAND_OFF_ID"
+    assert await node.states() == {"set-1": agent_pb2.BLOCK_SET_STATE_HELD}
 
 
 async def test_a_claimed_set_is_released_later(node: OwnerNode) -> None:

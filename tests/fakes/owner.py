@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
+from backhaul_common.addresses import join_address
 from backhaul_common.errors import BackhaulError, FailedPreconditionError, NotFoundError
 from backhaul_common.grpc_server import GrpcServer
 from tests.fakes.partial import Partial
@@ -15,20 +16,24 @@ from tests.fakes.partial import Partial
 class FakeOwner(Partial):
     """The agent beside one decode engine; an async context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.claims: list[agent_pb2.ClaimBlockSetRequest] = []
         self.returned: list[str] = []
+        self.released: list[tuple[str, str]] = []
+        """Engine and id of hand-offs that were to be freed."""
         self.refusal: BackhaulError | None = None
         """Answer to every claim, when set."""
         self.silent = False
         """Whether claims are never answered."""
         self.port = 0
+        self._host = host
         self._sets: dict[str, tuple[Mapping[str, Any], str]] = {}
         self._claimed: dict[str, str] = {}
         self._server: GrpcServer | None = None
 
     async def __aenter__(self) -> Self:
-        self._server = GrpcServer(address="127.0.0.1:0", service_names=("backhaul.agent.v1.BlockSetService",))
+        names = ("backhaul.agent.v1.BlockSetService",)
+        self._server = GrpcServer(address=join_address(self._host, 0), service_names=names)
         servicer: Any = self
         agent_pb2_grpc.add_BlockSetServiceServicer_to_server(servicer, self._server.server)
         await self._server.__aenter__()
@@ -44,7 +49,7 @@ class FakeOwner(Partial):
     @property
     def address(self) -> str:
         """host:port."""
-        return f"127.0.0.1:{self.port}"
+        return join_address(self._host, self.port)
 
     def hold(self, set_id: str, *, engine_id: str, token_count: int, scope: str = "") -> None:
         """Holds a block set; an empty scope accepts any."""
@@ -95,3 +100,10 @@ class FakeOwner(Partial):
         self.returned.append(request.request_id)
         self._claimed = {set_id: claim for set_id, claim in self._claimed.items() if claim != request.request_id}
         return agent_pb2.ReturnBlockSetResponse()
+
+    async def ReleaseHandOff(
+        self, request: agent_pb2.ReleaseHandOffRequest, context: Any
+    ) -> agent_pb2.ReleaseHandOffResponse:
+        """Takes note."""
+        self.released.append((request.engine_id, request.hand_off_id))
+        return agent_pb2.ReleaseHandOffResponse()

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from backhaul.registry.v1 import registry_pb2
+from backhaul_common.addresses import join_address
 from backhaul_router.app import Running, running
 from backhaul_router.config import Config
 from tests.fakes.directory import FakeDirectory
@@ -33,11 +34,12 @@ class RouterStack:
     router: Running
     client: aiohttp.ClientSession
     exits: AsyncExitStack
+    host: str
 
     @property
     def url(self) -> str:
         """Base URL of the router."""
-        return f"http://127.0.0.1:{self.router.http_port}"
+        return f"http://{join_address(self.host, self.router.http_port)}"
 
     def hold(self, set_id: str = "set-1", *, tokens: int = 128) -> None:
         """Lets the owner hold a block set of the decode engine."""
@@ -106,25 +108,31 @@ def chat_body(*contents: str, **fields: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def router_stack(
-    *, prefill: FakeEngine | None = None, decode: FakeEngine | None = None, listed: bool = True, **config: Any
+    *,
+    prefill: FakeEngine | None = None,
+    decode: FakeEngine | None = None,
+    listed: bool = True,
+    host: str = "127.0.0.1",
+    **config: Any,
 ) -> AsyncIterator[RouterStack]:
     """Starts one prefill and one decode engine, an owner, a registry and a router that knows them all.
 
     Leaving fails the test when tasks are left behind.
     """
     async with no_tasks_left(), AsyncExitStack() as exits:
-        directory = await exits.enter_async_context(FakeDirectory())
-        owner = await exits.enter_async_context(FakeOwner())
-        p = await exits.enter_async_context(prefill or FakeEngine("prefill"))
-        d = await exits.enter_async_context(decode or FakeEngine("decode"))
+        directory = await exits.enter_async_context(FakeDirectory(host))
+        owner = await exits.enter_async_context(FakeOwner(host))
+        p = await exits.enter_async_context(prefill or FakeEngine("prefill", host=host))
+        d = await exits.enter_async_context(decode or FakeEngine("decode", host=host))
         if listed:
-            await directory.add(p)
+            await directory.add(p, agent=owner.address)
             await directory.add(d, agent=owner.address)
-        router = await exits.enter_async_context(router_for((directory.address,), **config))
+        listening = {"listen_http": join_address(host, 0), "listen_grpc": join_address(host, 0)}
+        router = await exits.enter_async_context(router_for((directory.address,), **{**listening, **config}))
         client = await exits.enter_async_context(aiohttp.ClientSession())
         if listed:
             await eventually(lambda: len(router.table) == 2)
-        yield RouterStack(directory, owner, p, d, router, client, exits)
+        yield RouterStack(directory, owner, p, d, router, client, exits, host)
 
 
 @asynccontextmanager

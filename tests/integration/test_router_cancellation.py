@@ -128,6 +128,8 @@ async def test_a_client_that_leaves_ends_all_that_runs_for_it(
     assert time.monotonic() - began < LIMIT_S
     assert stack.router.load.total == 0
     assert (len(stack.prefill.legs), len(stack.decode.legs)) == begun, "no leg is begun for a client that has gone"
+    kept = scene.stack.prefill.handed_off if phase is between_the_legs else []
+    await eventually(lambda: stack.owner.released == [(stack.prefill.engine_id, one) for one in kept])
     if phase is claiming:
         await eventually(lambda: stack.owner.returned == [stack.owner.claims[0].request_id])
 

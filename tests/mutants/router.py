@@ -105,6 +105,20 @@ MUTANTS = (
         _turns("test_a_refused_handle_that_was_spent_is_not_returned", "test_a_warm_turn_reports_what_was_read"),
     ),
     Mutant(
+        "free-what-decode-reads",
+        _ATTEMPTS,
+        "            turn.untold = None\n            self._observer",
+        "            self._observer",
+        _turns("test_a_hand_off_that_decode_reads_is_not_freed"),
+    ),
+    Mutant(
+        "keep-untold-hand-off",
+        _ATTEMPTS,
+        "                self._owner.release(KeptBlocks(node.agent_address, *hand.name))",
+        "                pass",
+        _turns("test_a_hand_off_that_must_not_be_used_is_freed"),
+    ),
+    Mutant(
         "keep-unsent-claim",
         _ATTEMPTS,
         "if error.failure is Failure.REFUSED:",

@@ -12,7 +12,7 @@ import msgspec
 from backhaul_common.errors import BackhaulError, DeadlineExceededError
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.candidates import Pointer
-from backhaul_router.core.claims import Claim, Grant
+from backhaul_router.core.claims import Claim, Grant, KeptBlocks
 from backhaul_router.core.engines import EngineError, Failure, Reply
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.lookup import keys_of
@@ -79,6 +79,7 @@ class FakeOwner:
         self.takes_s = 0.0
         self.claims: list[Claim] = []
         self.returned: list[str] = []
+        self.released: list[KeptBlocks] = []
         self.failure: BackhaulError | None = None
         self.handle = '{"remote_block_ids":[[1]],"backhaul":{"token_count":128}}'
 
@@ -91,6 +92,9 @@ class FakeOwner:
 
     def give_back(self, claim: Claim) -> None:
         self.returned.append(claim.request_id)
+
+    def release(self, kept: KeptBlocks) -> None:
+        self.released.append(kept)
 
 
 @dataclass
@@ -133,7 +137,8 @@ class FakeStream:
 def hand_off(**verdict: Any) -> Reply:
     """A prefill engine's answer with a verdict."""
     full = {"prompt": 200, "local": 0, "read": 0, "spent": False, "refused": "", **verdict}
-    params = {"remote_block_ids": [[5]], "remote_host": "h", "backhaul": full}
+    names = {"remote_engine_id": "pe", "remote_request_id": "ho", "remote_host": "h"}
+    params = {**names, "remote_block_ids": [[5]], "backhaul": full}
     return Reply(200, {}, json.dumps({"kv_transfer_params": params, "usage": {"prompt_tokens": 200}}).encode())
 
 

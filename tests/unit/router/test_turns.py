@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from backhaul_router.core.body import Endpoint
+from backhaul_router.core.claims import KeptBlocks
 from backhaul_router.core.engines import EngineError, Failure, Reply
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.nodes import NodeState
@@ -472,6 +473,42 @@ async def test_a_hand_off_is_used_once() -> None:
     await bench.chat("a")
     hosts = [leg.body["kv_transfer_params"]["remote_host"] for leg in bench.engines.decodes]
     assert hosts == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("step", "freed"),
+    [(Failure.REFUSED, 1), (Failure.DISCONNECTED, 0), (Failure.TIMEOUT, 0), (_abandoned, 0)],
+    ids=["not sent", "broken", "late", "given up"],
+)
+async def test_a_hand_off_is_freed_only_when_decode_cannot_know_of_it(step: Any, freed: int) -> None:
+    bench = Bench()
+    bench.engines.decode_steps = [step]
+    await bench.chat("a")
+    prefill = bench.engines.prefills[0].node
+    assert bench.owner.released == [KeptBlocks(f"agent-{prefill}", "pe", "ho")] * freed
+
+
+async def test_a_hand_off_that_decode_reads_is_not_freed() -> None:
+    bench = warm_bench()
+    await bench.chat("a")
+    await bench.chat("a", "b", "c")
+    assert bench.owner.released == []
+
+
+async def test_a_hand_off_that_must_not_be_used_is_freed() -> None:
+    bench = warm_bench()
+    bench.engines.prefill_steps = [Reply(200, {}, warm_hand_off().body.replace(b"backhaul", b"something"))]
+    await bench.chat("a", "b", "c")
+    assert len(bench.owner.released) == 1
+
+
+@pytest.mark.parametrize("params", [b"null", b"{}", b'{"remote_engine_id": 1, "remote_request_id": "x"}'])
+async def test_what_has_no_name_cannot_be_freed(params: bytes) -> None:
+    bench = Bench()
+    bench.engines.prefill_steps = [Reply(200, {}, b'{"kv_transfer_params": ' + params + b"}")]
+    bench.engines.decode_steps = [Failure.REFUSED]
+    await bench.chat("a")
+    assert bench.owner.released == []
 
 
 # Kinds of requests

@@ -27,6 +27,8 @@ FLUSH_S = 0.02
 
 _ERRORS: dict[str, type[BackhaulError]] = {
     "SET_UNKNOWN": NotFoundError,
+    "ENGINE_UNKNOWN": NotFoundError,
+    "NOT_A_HAND_OFF": InvalidArgumentError,
     "CLAIM_RETURNED": AbortedError,
     "REQUEST_ID_REUSED": InvalidArgumentError,
 }
@@ -96,7 +98,8 @@ class Agent:
             case ev.ConnectorLost() | ev.ReplayFinished() | ev.WeightsKnown() | ev.EngineGone() | ev.DrainAsked():
                 self._on_change()
             case ev.LeaseLost():
-                _log.warning("lease lost: nothing is granted until the node has joined again")
+                if not self._owner.draining:
+                    _log.warning("lease lost: nothing is granted until the node has joined again")
                 self._index.lease_lost()
             case _:
                 pass
@@ -134,6 +137,18 @@ class Agent:
         outcome, effects = self._owner.release(set_ids, self._clock.monotonic())
         self._perform(effects)
         return outcome
+
+    def release_hand_off(self, engine_id: str, hand_off_id: str) -> None:
+        """Frees a hand-off that nobody will read.
+
+        Raises NotFoundError (ENGINE_UNKNOWN), InvalidArgumentError (NOT_A_HAND_OFF), FailedPreconditionError
+        (NIXL_MISSING).
+        """
+        self._need_nixl()
+        outcome = self._owner.release_hand_off(engine_id, hand_off_id)
+        if isinstance(outcome, str):
+            raise _error(Refusal(outcome, "no such hand-off here"))
+        self._perform(outcome)
 
     def renew(self, set_ids: Sequence[str]) -> tuple[list[str], list[str]]:
         """Asks the engines for more time; returns the ids asked for and those unknown.

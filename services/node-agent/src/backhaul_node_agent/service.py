@@ -18,6 +18,7 @@ _log = structlog.get_logger(__name__)
 SERVICE_NAME = agent_pb2.DESCRIPTOR.services_by_name["BlockSetService"].full_name
 
 _MAX_REQUEST_ID_BYTES = 128
+_MAX_HAND_OFF_ID_BYTES = 512
 _MAX_IDS = 1_000
 _DEFAULT_PAGE, _MAX_PAGE = 500, 5_000
 
@@ -64,6 +65,16 @@ class BlockSetServicer(agent_pb2_grpc.BlockSetServiceServicer):
         return agent_pb2.ReleaseBlockSetsResponse(
             released=outcome.released, deferred=outcome.deferred, unknown=outcome.unknown
         )
+
+    async def ReleaseHandOff(
+        self,
+        request: agent_pb2.ReleaseHandOffRequest,
+        context: grpc.aio.ServicerContext[agent_pb2.ReleaseHandOffRequest, agent_pb2.ReleaseHandOffResponse],
+    ) -> agent_pb2.ReleaseHandOffResponse:
+        if not 0 < len(request.hand_off_id.encode()) <= _MAX_HAND_OFF_ID_BYTES:
+            raise InvalidArgumentError("HAND_OFF_ID", f"hand_off_id must have 1 to {_MAX_HAND_OFF_ID_BYTES} bytes")
+        self._agent.release_hand_off(request.engine_id, request.hand_off_id)
+        return agent_pb2.ReleaseHandOffResponse()
 
     async def RenewBlockSets(
         self,

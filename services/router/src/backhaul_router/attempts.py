@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from backhaul_router.answers import whole_of
 from backhaul_router.core import misses
 from backhaul_router.core.body import TurnBody
-from backhaul_router.core.claims import Grant
+from backhaul_router.core.claims import Grant, KeptBlocks
 from backhaul_router.core.engines import NOT_READ, RETRYABLE, EngineError, Failure, failure_in
 from backhaul_router.core.errors import ApiError, engine_answer
 from backhaul_router.core.legs import HandOff, Params, decode_body, hand_off, prefill_body
@@ -40,6 +40,8 @@ class Turn:
     warm: Warm | None = None
     unused: Grant | None = None
     """A grant whose handle no engine has been sent yet."""
+    untold: tuple[Node, HandOff] | None = None
+    """A hand-off of which no decode engine has been sent anything."""
     prefilled_s: float = 0.0
     """When the prefill engine answered, seconds after the turn began."""
     tried: set[str] = field(default_factory=set)
@@ -120,11 +122,16 @@ class Attempts:
             self._go_cold(turn, misses.DECODE_FAILED)
         raise AssertionError("unreachable")
 
-    def return_unused(self, turn: Turn) -> None:
-        """Returns a claim whose handle no engine has been sent."""
+    def clean_up(self, turn: Turn) -> None:
+        """Returns a claim whose handle no engine has been sent; has a hand-off freed that none will read."""
         if turn.unused is not None:
             self._owner.give_back(turn.unused.claim)
             turn.unused = None
+        if turn.untold is not None:
+            node, hand = turn.untold
+            if hand.name is not None:
+                self._owner.release(KeptBlocks(node.agent_address, *hand.name))
+            turn.untold = None
 
     # Prefill
 
@@ -194,6 +201,8 @@ class Attempts:
         """Takes the prefill engine's answer."""
         params, verdict = hand.params, hand.verdict
         turn.prefilled_s = turn.trace.elapsed_s
+        if pair.prefill is not None:
+            turn.untold = pair.prefill, hand
         if turn.warm and verdict is None:
             # Nobody says that the blocks were verified: nothing computed from them may go on.
             turn.outcome.cold(misses.NO_CONNECTOR)
@@ -240,6 +249,8 @@ class Attempts:
 
     def _sent(self, turn: Turn) -> None:
         if turn.outcome.handed_off:
+            # From now on the decode engine frees the blocks: it may be reading them.
+            turn.untold = None
             self._observer.handed_off(turn.trace.elapsed_s - turn.prefilled_s)
 
     def _again(self, turn: Turn, handed: HandedOver, failure: Failure) -> bool:
@@ -295,6 +306,6 @@ class Attempts:
         self._load.standing.failed(node, failure)
 
     def _go_cold(self, turn: Turn, miss: str) -> None:
-        self.return_unused(turn)
+        self.clean_up(turn)
         turn.warm = None
         turn.outcome.cold(miss)

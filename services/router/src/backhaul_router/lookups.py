@@ -19,7 +19,7 @@ from backhaul_common.errors import (
 from backhaul_router.core import misses
 from backhaul_router.core.body import TurnBody
 from backhaul_router.core.candidates import Pointer, distinct, longest_match
-from backhaul_router.core.claims import Claim, Grant
+from backhaul_router.core.claims import Claim, Grant, KeptBlocks
 from backhaul_router.core.engines import EngineError
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.legs import is_object, prompt_tokens_in, tokenize_body
@@ -46,7 +46,7 @@ class Registry(Protocol):
 
 
 class Owner(Protocol):
-    """Who grants block sets."""
+    """Who grants block sets, and has engines free what nobody will read."""
 
     async def claim(self, claim: Claim, *, timeout_s: float) -> Grant:
         """Raises BackhaulError; a claim of unknown outcome is returned by the implementation."""
@@ -54,6 +54,10 @@ class Owner(Protocol):
 
     def give_back(self, claim: Claim) -> None:
         """Returns a claim in the background."""
+        ...
+
+    def release(self, kept: KeptBlocks) -> None:
+        """Has a hand-off freed that no decode engine was told of, in the background."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Claims at the owners of block sets, and their return."""
+"""Claims at the owners of block sets, their return, and releases of what nobody will read."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from types import TracebackType
 from typing import Self
 
@@ -19,32 +19,32 @@ from backhaul_common.errors import (
     UnavailableError,
 )
 from backhaul_common.grpc_client import open_channel, to_error
-from backhaul_router.core.claims import Claim, Grant
+from backhaul_router.core.claims import Claim, Grant, KeptBlocks
 
 _log = structlog.get_logger(__name__)
 
-MAX_RETURNS = 1_000
-"""Returns under way; beyond that one is dropped, and its claim lapses at the owner."""
+MAX_TELLINGS = 1_000
+"""Returns and releases under way; beyond that one is dropped: its claim lapses, its hand-off's lease ends."""
 
-_RETURN_TIMEOUT_S = 1.0
-_RETURN_PAUSES_S = (0.1, 0.5, 2.0)
+_TELL_S = 1.0
+_PAUSES_S = (0.1, 0.5, 2.0)
 _EXIT_S = 1.0
 
 _CERTAIN = (NotFoundError, FailedPreconditionError, InvalidArgumentError, AbortedError)
-"""Refusals: the owner has granted nothing."""
+"""Refusals: the owner has granted nothing, and will not do what it was told."""
 
 
 class OwnerClient:
     """Talks to agents, over one channel each.
 
-    Enter it inside the event loop that uses it. Leaving it waits a second for returns under way.
+    Enter it inside the event loop that uses it. Leaving it waits a second for what agents are still to be told.
     """
 
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._tasks = asyncio.TaskGroup()
-        self._returns: set[asyncio.Task[None]] = set()
+        self._tellings: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -53,9 +53,9 @@ class OwnerClient:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._returns:
-            await asyncio.wait(self._returns, timeout=_EXIT_S)
-        for task in self._returns:
+        if self._tellings:
+            await asyncio.wait(self._tellings, timeout=_EXIT_S)
+        for task in self._tellings:
             task.cancel()
         await self._tasks.__aexit__(None, None, None)
         for channel in self._channels.values():
@@ -91,12 +91,13 @@ class OwnerClient:
 
     def give_back(self, claim: Claim) -> None:
         """Returns a claim in the background; what does not get through lapses at the owner's deadline."""
-        if len(self._returns) >= MAX_RETURNS:
-            _log.warning("claim not returned", reason="too many under way")
-            return
-        task = self._tasks.create_task(self._return(claim))
-        self._returns.add(task)
-        task.add_done_callback(self._returns.discard)
+        request = agent_pb2.ReturnBlockSetRequest(request_id=claim.request_id)
+        self._tell("claim not returned", lambda: self._stub(claim.address).ReturnBlockSet(request, timeout=_TELL_S))
+
+    def release(self, kept: KeptBlocks) -> None:
+        """Has a hand-off freed in the background; what does not get through is freed when its lease ends."""
+        request = agent_pb2.ReleaseHandOffRequest(engine_id=kept.engine_id, hand_off_id=kept.hand_off_id)
+        self._tell("hand-off not released", lambda: self._stub(kept.address).ReleaseHandOff(request, timeout=_TELL_S))
 
     async def forget(self, addresses: Collection[str]) -> None:
         """Closes the channels to agents that are gone."""
@@ -107,20 +108,27 @@ class OwnerClient:
         """Returns the addresses with an open channel."""
         return frozenset(self._channels)
 
-    async def _return(self, claim: Claim) -> None:
-        request = agent_pb2.ReturnBlockSetRequest(request_id=claim.request_id)
-        for pause in (*_RETURN_PAUSES_S, None):
+    def _tell(self, failed: str, call: Callable[[], Awaitable[object]]) -> None:
+        if len(self._tellings) >= MAX_TELLINGS:
+            _log.warning(failed, reason="too many under way")
+            return
+        task = self._tasks.create_task(self._repeat(failed, call))
+        self._tellings.add(task)
+        task.add_done_callback(self._tellings.discard)
+
+    async def _repeat(self, failed: str, call: Callable[[], Awaitable[object]]) -> None:
+        for pause in (*_PAUSES_S, None):
             try:
-                await self._stub(claim.address).ReturnBlockSet(request, timeout=_RETURN_TIMEOUT_S)
+                await call()
             except grpc.aio.AioRpcError as error:
                 failure: BackhaulError = to_error(error)
-            except Exception as error:  # noqa: BLE001  # the task border: a claim lapses anyway
-                _log.error("claim return failed unexpectedly", exc_info=error)
+            except Exception as error:  # noqa: BLE001  # the task border: claims and hand-offs end by themselves
+                _log.error("an agent could not be told, unexpectedly", exc_info=error)
                 return
             else:
                 return
-            if pause is None:
-                _log.info("claim not returned", reason=failure.reason)
+            if pause is None or isinstance(failure, _CERTAIN):
+                _log.info(failed, reason=failure.reason)
                 return
             await self._clock.sleep(pause)
 

@@ -7,7 +7,7 @@ from backhaul_router.answers import Labelled, answer_to
 from backhaul_router.attempts import Attempts, Turn
 from backhaul_router.core import misses
 from backhaul_router.core.body import TurnBody, parse_body
-from backhaul_router.core.engines import Failure
+from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.kinds import decode_alone
@@ -73,8 +73,8 @@ class Turns:
     async def run(self, request: TurnRequest) -> AsyncIterator[Answer]:
         """Runs one turn; entered when something of the answer is there.
 
-        Leaving early, by cancellation or error, ends both legs and returns a claim that was not used. Raises ApiError
-        while entering.
+        Leaving early, by cancellation or error, ends both legs, returns a claim that was not used, and has a hand-off
+        freed that nobody will read. Raises ApiError while entering.
         """
         tenant = self.authenticate(request.authorization)
         body = parse_body(request.endpoint, request.body)
@@ -90,11 +90,15 @@ class Turns:
                     answer = answer_to(turn.body, outcome, delivery.stream, delivery.body, delivery.usage)
                     retained = outcome.handed_off and delivery.node.reuse and answer.status == 200
                     with Labelled(self._fresh, turn.scope, turn.keys.own if retained else "", outcome, delivery.stream):
-                        yield answer
+                        try:
+                            yield answer
+                        except EngineError as error:
+                            self._load.standing.failed(delivery.node, error.failure)
+                            raise
                     if outcome.result == "broken":
                         self._load.standing.failed(delivery.node, Failure.DISCONNECTED)
             finally:
-                self._attempts.return_unused(turn)
+                self._attempts.clean_up(turn)
 
     def _check_model(self, model: str) -> None:
         if len(self._table) and not self._table.serves(model):

@@ -278,6 +278,49 @@ class ReleaseBlockSetsResponse(_message.Message):
 Global___ReleaseBlockSetsResponse: _TypeAlias = ReleaseBlockSetsResponse  # noqa: Y015
 
 @_typing.final
+class ReleaseHandOffRequest(_message.Message):
+    """Request of ReleaseHandOff."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    HAND_OFF_ID_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """Engine incarnation that made it: `remote_engine_id`."""
+    hand_off_id: _builtins.str
+    """Its id there: `remote_request_id`. 1 to 512 bytes."""
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+        hand_off_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "hand_off_id", b"hand_off_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseHandOffRequest: _TypeAlias = ReleaseHandOffRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseHandOffResponse(_message.Message):
+    """Response of ReleaseHandOff."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseHandOffResponse: _TypeAlias = ReleaseHandOffResponse  # noqa: Y015
+
+@_typing.final
 class RenewBlockSetsRequest(_message.Message):
     """Request of RenewBlockSets."""
 

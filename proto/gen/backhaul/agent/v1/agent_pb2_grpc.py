@@ -56,6 +56,11 @@ class BlockSetServiceStub:
                 request_serializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.ReleaseBlockSetsRequest.SerializeToString,
                 response_deserializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.ReleaseBlockSetsResponse.FromString,
                 _registered_method=True)
+        self.ReleaseHandOff = channel.unary_unary(
+                '/backhaul.agent.v1.BlockSetService/ReleaseHandOff',
+                request_serializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.ReleaseHandOffRequest.SerializeToString,
+                response_deserializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.ReleaseHandOffResponse.FromString,
+                _registered_method=True)
         self.RenewBlockSets = channel.unary_unary(
                 '/backhaul.agent.v1.BlockSetService/RenewBlockSets',
                 request_serializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.RenewBlockSetsRequest.SerializeToString,
@@ -121,6 +126,19 @@ class BlockSetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReleaseHandOff(self, request, context):
+        """Frees the blocks that a prefill engine of this node keeps for a decode engine that will never ask for them. Called by
+        the router that ran the prefill leg, only when no byte of a decode leg with this hand-off was sent: otherwise they are
+        the decode engine's to free.
+
+        Idempotent. The engine is told over NIXL and does not answer; what does not reach it is freed when its lease ends.
+        NOT_FOUND (ENGINE_UNKNOWN); INVALID_ARGUMENT (NOT_A_HAND_OFF) for a block set of this owner; FAILED_PRECONDITION
+        (NIXL_MISSING) as above.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RenewBlockSets(self, request, context):
         """Asks the engine to keep block sets longer. Called by operators and by policies. The renewal counts only once the
         engine's own snapshot confirms the new deadline, which `ListBlockSets` shows.
@@ -164,6 +182,11 @@ def add_BlockSetServiceServicer_to_server(servicer, server):
                     servicer.ReleaseBlockSets,
                     request_deserializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.ReleaseBlockSetsRequest.FromString,
                     response_serializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.ReleaseBlockSetsResponse.SerializeToString,
+            ),
+            'ReleaseHandOff': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseHandOff,
+                    request_deserializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.ReleaseHandOffRequest.FromString,
+                    response_serializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.ReleaseHandOffResponse.SerializeToString,
             ),
             'RenewBlockSets': grpc.unary_unary_rpc_method_handler(
                     servicer.RenewBlockSets,
@@ -269,6 +292,33 @@ class BlockSetService:
             '/backhaul.agent.v1.BlockSetService/ReleaseBlockSets',
             backhaul_dot_agent_dot_v1_dot_agent__pb2.ReleaseBlockSetsRequest.SerializeToString,
             backhaul_dot_agent_dot_v1_dot_agent__pb2.ReleaseBlockSetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseHandOff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backhaul.agent.v1.BlockSetService/ReleaseHandOff',
+            backhaul_dot_agent_dot_v1_dot_agent__pb2.ReleaseHandOffRequest.SerializeToString,
+            backhaul_dot_agent_dot_v1_dot_agent__pb2.ReleaseHandOffResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,6 +66,15 @@ class BlockSetServiceStub:
     does not know (other requests' hand-offs among them) are left alone and reported as `unknown`.
     FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL.
     """
+    ReleaseHandOff: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ReleaseHandOffRequest, _agent_pb2.ReleaseHandOffResponse]
+    """Frees the blocks that a prefill engine of this node keeps for a decode engine that will never ask for them. Called by
+    the router that ran the prefill leg, only when no byte of a decode leg with this hand-off was sent: otherwise they are
+    the decode engine's to free.
+
+    Idempotent. The engine is told over NIXL and does not answer; what does not reach it is freed when its lease ends.
+    NOT_FOUND (ENGINE_UNKNOWN); INVALID_ARGUMENT (NOT_A_HAND_OFF) for a block set of this owner; FAILED_PRECONDITION
+    (NIXL_MISSING) as above.
+    """
     RenewBlockSets: _grpc.UnaryUnaryMultiCallable[_agent_pb2.RenewBlockSetsRequest, _agent_pb2.RenewBlockSetsResponse]
     """Asks the engine to keep block sets longer. Called by operators and by policies. The renewal counts only once the
     engine's own snapshot confirms the new deadline, which `ListBlockSets` shows.
@@ -117,6 +126,15 @@ class BlockSetServiceAsyncStub(BlockSetServiceStub):
     Idempotent. Block sets that are claimed are not released now but once their claim has lapsed. Ids that this owner
     does not know (other requests' hand-offs among them) are left alone and reported as `unknown`.
     FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL.
+    """
+    ReleaseHandOff: _aio.UnaryUnaryMultiCallable[_agent_pb2.ReleaseHandOffRequest, _agent_pb2.ReleaseHandOffResponse]  # type: ignore[assignment]
+    """Frees the blocks that a prefill engine of this node keeps for a decode engine that will never ask for them. Called by
+    the router that ran the prefill leg, only when no byte of a decode leg with this hand-off was sent: otherwise they are
+    the decode engine's to free.
+
+    Idempotent. The engine is told over NIXL and does not answer; what does not reach it is freed when its lease ends.
+    NOT_FOUND (ENGINE_UNKNOWN); INVALID_ARGUMENT (NOT_A_HAND_OFF) for a block set of this owner; FAILED_PRECONDITION
+    (NIXL_MISSING) as above.
     """
     RenewBlockSets: _aio.UnaryUnaryMultiCallable[_agent_pb2.RenewBlockSetsRequest, _agent_pb2.RenewBlockSetsResponse]  # type: ignore[assignment]
     """Asks the engine to keep block sets longer. Called by operators and by policies. The renewal counts only once the
@@ -184,6 +202,21 @@ class BlockSetServiceServicer(metaclass=_abc_1.ABCMeta):
         Idempotent. Block sets that are claimed are not released now but once their claim has lapsed. Ids that this owner
         does not know (other requests' hand-offs among them) are left alone and reported as `unknown`.
         FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL.
+        """
+
+    @_abc_1.abstractmethod
+    def ReleaseHandOff(
+        self,
+        request: _agent_pb2.ReleaseHandOffRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.ReleaseHandOffResponse, _abc.Awaitable[_agent_pb2.ReleaseHandOffResponse]]:
+        """Frees the blocks that a prefill engine of this node keeps for a decode engine that will never ask for them. Called by
+        the router that ran the prefill leg, only when no byte of a decode leg with this hand-off was sent: otherwise they are
+        the decode engine's to free.
+
+        Idempotent. The engine is told over NIXL and does not answer; what does not reach it is freed when its lease ends.
+        NOT_FOUND (ENGINE_UNKNOWN); INVALID_ARGUMENT (NOT_A_HAND_OFF) for a block set of this owner; FAILED_PRECONDITION
+        (NIXL_MISSING) as above.
         """
 
     @_abc_1.abstractmethod

@@ -196,6 +196,10 @@ class Owner:
         """Releases the sets that may be released, notes the others, leaves unknown ids alone."""
         return self._releasing.release(set_ids, now)
 
+    def release_hand_off(self, engine_id: str, hand_off_id: str) -> list[ev.Effect] | str:
+        """Frees a hand-off that nobody will read; a reason when it is none of these engines'."""
+        return self._releasing.hand_off(engine_id, hand_off_id)
+
     def renew(self, set_ids: Sequence[str]) -> tuple[list[str], list[str], list[ev.Effect]]:
         """Asks for more time for the sets that are known; returns them, the unknown ids, and the effects."""
         return self._releasing.renew(set_ids)

@@ -1,6 +1,7 @@
 """Releases and renewals that somebody asks for; when a release is sent stands in `life`.
 
-Ids that no connector reported are never touched: other requests' hand-offs live among the engine's leases too.
+Ids that no connector reported are never touched: other requests' hand-offs live among the engine's leases too. A
+hand-off is freed only by its name, on the word of the router that alone knows it.
 """
 
 from collections.abc import Sequence
@@ -40,6 +41,14 @@ class Releasing:
             now_releasing = engine.lives[set_id].state is State.RELEASING
             (outcome.released if now_releasing else outcome.deferred).append(set_id)
         return outcome, effects
+
+    def hand_off(self, engine_id: str, hand_off_id: str) -> list[ev.Effect] | str:
+        """Frees a hand-off that nobody will read; a reason when it is none of these engines'."""
+        if engine_id not in self._held.engines:
+            return "ENGINE_UNKNOWN"
+        if self._held.holder_of(hand_off_id) is not None:
+            return "NOT_A_HAND_OFF"
+        return [ev.SendRelease(engine_id, hand_off_id)]
 
     def drain(self, now: float) -> list[ev.Effect]:
         """Releases all sets, those that come from now on included, and ends all granting."""

@@ -1,4 +1,4 @@
-"""Claims and grants of block sets."""
+"""Claims and grants of block sets, and the names of hand-offs."""
 
 from dataclasses import dataclass
 
@@ -15,6 +15,16 @@ class Claim:
     scope: str
     weights_digest: str
     """Of the prefill engine that will read."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBlocks:
+    """What a prefill engine keeps for a decode engine."""
+
+    address: str
+    """Agent of the prefill node."""
+    engine_id: str
+    hand_off_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,15 @@ class HandOff:
     failed: bool
     """Whether the engine says that the request failed although it answered 200."""
 
+    @property
+    def name(self) -> tuple[str, str] | None:
+        """Engine and id under which the blocks are kept; None when none are, or it cannot be told."""
+        params = self.params or {}
+        try:
+            return _decode_text(params["remote_engine_id"]), _decode_text(params["remote_request_id"])
+        except (KeyError, msgspec.MsgspecError, ValueError):
+            return None
+
 
 class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
@@ -107,6 +116,7 @@ class _Reply(msgspec.Struct):
 
 _decode_reply = msgspec.json.Decoder(_Reply).decode
 _decode_verdict = msgspec.json.Decoder(Verdict).decode
+_decode_text = msgspec.json.Decoder(str).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
