@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from backhaul_simulator.openai_errors import invalid_field
+from backhaul_simulator.openai_errors import malformed
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -101,4 +101,4 @@ def parse(raw: bytes, kind: type[_Parsed]) -> _Parsed:
         return msgspec.json.decode(raw, type=kind, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         found = _FIELD.search(str(error))
-        raise invalid_field(str(error), f"body.{found[1] or found[2]}" if found else "body") from error
+        raise malformed(str(error), f"body.{found[1] or found[2]}" if found else "body") from error

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from backhaul_simulator.openai_bodies import Body, Chat, StreamOptions
-from backhaul_simulator.openai_errors import RefusedError, invalid_field
+from backhaul_simulator.openai_errors import RefusedError, malformed, not_valid
 from backhaul_simulator.tokens import MAX_TOKEN_CHARS
 
 _MAX_SALT = 128
@@ -35,10 +35,10 @@ def check_body(body: Body, served: Served) -> None:
     Raises RefusedError.
     """
     if body.stream_options not in (None, StreamOptions()) and not body.stream:
-        raise invalid_field("Stream options can only be defined when `stream=True`.", "stream_options")
+        raise not_valid("Stream options can only be defined when `stream=True`.", "stream_options")
     _check_salt(body.cache_salt)
     if body.prompt_logprobs and body.stream:
-        raise invalid_field("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
+        raise not_valid("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     check_model(body.model, served)
     if body.use_beam_search or body.prompt_logprobs:
         message = "the simulator has neither beam search nor logprobs of prompts"
@@ -49,7 +49,7 @@ def check_body(body: Body, served: Served) -> None:
 def _check_sampling(body: Body) -> None:
     temperature = 1.0 if body.temperature is None else body.temperature
     if not math.isfinite(temperature) or not 0 <= temperature <= 2:
-        raise RefusedError(f"temperature must be in [0, 2], got {temperature}.", param="temperature")
+        raise not_valid(f"temperature must be in [0, 2], got {temperature}.", "temperature", temperature)
     if body.top_p is not None and not 0 < body.top_p <= 1:
         raise RefusedError(f"top_p must be in (0, 1], got {body.top_p}.")
     for name in ("presence_penalty", "frequency_penalty"):
@@ -57,7 +57,7 @@ def _check_sampling(body: Body) -> None:
             raise RefusedError(f"{name} must be in [-2, 2], got {penalty}.")
     choices = 1 if body.n is None else body.n
     if choices < 1:
-        raise RefusedError(f"n must be at least 1, got {choices}.", param="n")
+        raise not_valid(f"n must be at least 1, got {choices}.", "n")
     if choices > 1 and temperature == 0:
         raise RefusedError(f"n must be 1 when using greedy sampling, got {choices}.")
     if body.min_tokens < 0:
@@ -70,39 +70,39 @@ def _check_salt(salt: Any) -> None:
     if salt is None:
         return
     if not isinstance(salt, str) or not salt:
-        raise invalid_field("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
+        raise not_valid("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
     if len(salt) > _MAX_SALT or set(salt) & _SALT_FORBIDDEN:
         message = "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL."
-        raise invalid_field(message, "cache_salt")
+        raise not_valid(message, "cache_salt")
 
 
 def check_chat(body: Chat) -> None:
     """Checks what only chats have. Raises RefusedError."""
     if body.top_logprobs and not body.logprobs:
-        raise invalid_field("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
+        raise not_valid("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
     if body.continue_final_message and body.add_generation_prompt:
-        raise invalid_field("Cannot set both `continue_final_message` and `add_generation_prompt` to True.", None)
+        raise not_valid("Cannot set both `continue_final_message` and `add_generation_prompt` to True.", None)
     if body.response_format and body.response_format.get("type") not in _FORMATS:
-        raise invalid_field(f"Invalid response format: {body.response_format.get('type')}", "body.response_format")
+        raise malformed(f"Invalid response format: {body.response_format.get('type')}", "body.response_format")
     _check_tools(body)
 
 
 def _check_tools(body: Chat) -> None:
     if body.tools == []:
-        raise invalid_field("`tools` must not be an empty array.", "tools")
+        raise not_valid("`tools` must not be an empty array.", "tools")
     choice = body.tool_choice
     if choice in (None, "none"):
         return
     if not body.tools:
-        raise invalid_field("When using `tool_choice`, `tools` must be set.", "tool_choice")
+        raise not_valid("When using `tool_choice`, `tools` must be set.", "tool_choice")
     if isinstance(choice, str):
         if choice not in ("auto", "required"):
-            raise invalid_field(f"Invalid value for `tool_choice`: {choice}!", "tool_choice")
+            raise not_valid(f"Invalid value for `tool_choice`: {choice}!", "tool_choice")
         return
     names = [name_of(tool) for tool in body.tools]
     if not name_of(choice) or name_of(choice) not in names:
         message = "The tool specified in `tool_choice` does not match any of the specified `tools`"
-        raise invalid_field(message, "tool_choice")
+        raise not_valid(message, "tool_choice")
 
 
 def name_of(tool: dict[str, Any]) -> str:
@@ -121,7 +121,7 @@ def check_ids(tokens: list[int], served: Served) -> None:
     """Raises RefusedError for a token id that the model does not have."""
     for token in (min(tokens), max(tokens)):
         if not 0 <= token < served.vocabulary:
-            raise RefusedError(f"Token id {token} is out of vocabulary", param="prompt")
+            raise not_valid(f"Token id {token} is out of vocabulary")
 
 
 def check_length(chars: int, served: Served) -> None:
@@ -145,7 +145,7 @@ def max_tokens(prompt_tokens: int, limit: int | None, min_tokens: int, served: S
     room = served.max_model_len - prompt_tokens
     allowed = room if limit is None else min(limit, room)
     if allowed < 1:
-        raise RefusedError(f"max_tokens must be at least 1, got {allowed}.", param="max_tokens")
+        raise not_valid(f"max_tokens must be at least 1, got {allowed}.", "max_tokens", allowed)
     if min_tokens > allowed:
         raise RefusedError(f"min_tokens must be less than or equal to max_tokens={allowed}, got {min_tokens}.")
     return allowed
@@ -156,4 +156,4 @@ def _too_long(what: str, param: str, served: Served) -> NoReturn:
         f"This model's maximum context length is {served.max_model_len} tokens. However, your prompt contains {what}, "
         "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
     )
-    raise RefusedError(message, param=param)
+    raise not_valid(message, param)

@@ -16,9 +16,15 @@ class RefusedError(Exception):
         }
 
 
-def invalid_field(message: str, param: str | None) -> RefusedError:
-    """Returns the error for a body that is not valid (``handlers/validation.py``)."""
+def malformed(message: str, param: str | None) -> RefusedError:
+    """Returns the error for a body whose fields have the wrong types (``handlers/validation.py``)."""
     return RefusedError(f"1 validation error:\n  {message}", kind="Bad Request", param=param)
+
+
+def not_valid(message: str, param: str | None = None, value: object = None) -> RefusedError:
+    """Returns the error for a value that cannot be (``VLLMValidationError``)."""
+    extras = [f"{name}={extra}" for name, extra in (("parameter", param), ("value", value)) if extra is not None]
+    return RefusedError(f"{message} ({', '.join(extras)})" if extras else message, param=param)
 
 
 def failed() -> RefusedError:

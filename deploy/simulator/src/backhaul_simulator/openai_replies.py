@@ -116,7 +116,7 @@ class ChatReply:
             "choices": choices,
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
-            "usage": progress.usage(),
+            "usage": {**progress.usage(), "completion_tokens_details": None},
             "prompt_logprobs": None,
             "prompt_token_ids": self._job.prompts[0] if self._job.return_token_ids else None,
             "kv_transfer_params": progress.kv_transfer_params,
@@ -207,7 +207,7 @@ class CompletionReply:
             "choices": [self._whole_choice(index, choice) for index, choice in enumerate(progress.choices)],
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
-            "usage": progress.usage(),
+            "usage": {**progress.usage(), "completion_tokens_details": None},
             "kv_transfer_params": progress.kv_transfer_params,
         }
 

@@ -32,7 +32,7 @@ from backhaul_simulator.openai_checks import (
     name_of,
     stop_strings,
 )
-from backhaul_simulator.openai_errors import RefusedError, invalid_field
+from backhaul_simulator.openai_errors import RefusedError, malformed, not_valid
 
 _MAX_PROMPTS = 1024
 
@@ -116,7 +116,7 @@ def parse_tokenize(raw: bytes, served: Served) -> list[int]:
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError as error:
-        raise invalid_field(str(error), "body") from error
+        raise malformed(str(error), "body") from error
     if "messages" not in fields:
         text = parse(raw, TextToTokenize)
         check_model(text.model, served)
@@ -174,19 +174,19 @@ def _forwarded_prompt(params: dict[str, Any] | None, served: Served) -> list[int
         return None
     if not isinstance(ids, list) or not all_ids(ids):
         message = "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of token ids"
-        raise RefusedError(message, param="kv_transfer_params.prompt_token_ids")
+        raise not_valid(message, "kv_transfer_params.prompt_token_ids")
     check_ids(ids, served)
     return ids
 
 
 def _prompts(prompt: str | list[Any] | None, served: Served) -> list[list[int]]:
     if prompt is None or prompt == "":
-        raise invalid_field("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        raise not_valid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     if isinstance(prompt, str) or all_ids(prompt):
         prompt = [prompt]
     if len(prompt) > _MAX_PROMPTS:
         message = f"prompt list length {len(prompt)} exceeds the maximum allowed count of {_MAX_PROMPTS}."
-        raise invalid_field(message, "prompt")
+        raise not_valid(message, "prompt")
     return [_prompt(item, served) for item in prompt]
 
 
@@ -195,7 +195,7 @@ def _prompt(item: Any, served: Served) -> list[int]:
         check_length(len(item), served)
         return tokens.encode(item, vocabulary=served.vocabulary)
     if not isinstance(item, list) or not all_ids(item):
-        raise invalid_field("prompt must be a text, token ids, or a list of either", "body.prompt")
+        raise malformed("prompt must be a text, token ids, or a list of either", "body.prompt")
     check_ids(item, served)
     return item
 

@@ -13,7 +13,7 @@ from backhaul_simulator.faults import Faults
 from backhaul_simulator.generation import Generation
 from backhaul_simulator.metrics import CONTENT_TYPE, Sample, engine_samples, exposition, ledger_samples
 from backhaul_simulator.openai_checks import Served
-from backhaul_simulator.openai_errors import RefusedError, invalid_field
+from backhaul_simulator.openai_errors import RefusedError, malformed
 from backhaul_simulator.openai_requests import parse_detokenize, parse_tokenize
 from backhaul_simulator.strikes import Strike
 
@@ -64,13 +64,13 @@ class Server:
             return web.json_response({"error": "Unauthorized"}, status=401)
         try:
             if request.method == "POST" and request.path in _JSON_ONLY and request.content_type != "application/json":
-                raise invalid_field("Unsupported Media Type: Only 'application/json' is allowed", None)
+                raise malformed("Unsupported Media Type: Only 'application/json' is allowed", None)
             return await handler(request)
         except RefusedError as refusal:
             return web.json_response(refusal.document, status=refusal.status)
         except web.HTTPException as error:
-            plain = RefusedError(error.reason, status=error.status, kind=error.reason)
-            return web.json_response(plain.document, status=error.status)
+            # What FastAPI says of a path or a method that it does not know.
+            return web.json_response({"detail": error.reason}, status=error.status)
         except Exception as error:  # noqa: BLE001  # the boundary of requests: a client is told, as by vLLM
             _log.exception("request failed")
             plain = RefusedError(str(error), status=500, kind="InternalServerError")
