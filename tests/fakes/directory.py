@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
+from backhaul_common.addresses import join_address
 from backhaul_common.errors import BackhaulError
 from backhaul_common.grpc_server import GrpcServer
 from tests.fakes.engine import FakeEngine
@@ -15,7 +16,7 @@ from tests.fakes.partial import Partial
 class FakeDirectory(Partial):
     """One registry replica; an async context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.pointers: list[registry_pb2.BlockSetPointer] = []
         self.nodes: dict[str, registry_pb2.Node] = {}
         self.lookups: list[registry_pb2.FindBlockSetsRequest] = []
@@ -25,6 +26,7 @@ class FakeDirectory(Partial):
         """Answer to every lookup, when set."""
         self.silent = False
         self.port = 0
+        self._host = host
         self._revision = 10
         self._changes: list[registry_pb2.WatchNodesResponse] = []
         self._moved = asyncio.Condition()
@@ -42,7 +44,7 @@ class FakeDirectory(Partial):
     async def start(self) -> None:
         """Listens; after a stop, on the same port again."""
         names = ("backhaul.registry.v1.IndexService", "backhaul.registry.v1.NodeService")
-        self._server = GrpcServer(address=f"127.0.0.1:{self.port}", service_names=names)
+        self._server = GrpcServer(address=self.address, service_names=names)
         servicer: Any = self
         registry_pb2_grpc.add_IndexServiceServicer_to_server(servicer, self._server.server)
         registry_pb2_grpc.add_NodeServiceServicer_to_server(servicer, self._server.server)
@@ -58,7 +60,7 @@ class FakeDirectory(Partial):
     @property
     def address(self) -> str:
         """host:port."""
-        return f"127.0.0.1:{self.port}"
+        return join_address(self._host, self.port)
 
     async def add(
         self, engine: FakeEngine, *, agent: str = "127.0.0.1:1", node_id: str = "", **fields: Any

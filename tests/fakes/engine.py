@@ -131,6 +131,12 @@ class FakeEngine:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self.port}"
 
+    @property
+    def connection_count(self) -> int:
+        """Connections that are open."""
+        server = self._runner.server if self._runner else None
+        return len(server.connections) if server else 0
+
     def then(self, *steps: Step) -> None:
         """Scripts the next requests, one step each."""
         self._steps.extend(steps)

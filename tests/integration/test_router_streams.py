@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-import aiohttp
 import pytest
 from aiohttp import web
 
@@ -267,25 +266,6 @@ async def test_garbage_gets_an_error_in_openais_form(stack: RouterStack) -> None
     assert b'{"error"' in answer
     writer.close()
     await writer.wait_closed()
-
-
-async def test_many_streams_at_once_and_after_cancels(stack: RouterStack) -> None:
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as client:
-
-        async def one() -> int:
-            async with client.post(f"{stack.url}{CHAT}", json=chat_body("hi", stream=True)) as response:
-                await response.read()
-                return response.status
-
-        assert set(await asyncio.gather(*[one() for _ in range(150)])) == {200}
-        cancelled = [asyncio.create_task(one()) for _ in range(50)]
-        await asyncio.sleep(0.05)
-        for task in cancelled:
-            task.cancel()
-        await asyncio.gather(*cancelled, return_exceptions=True)
-        assert set(await asyncio.gather(*[one() for _ in range(150)])) == {200}
-    await eventually(lambda: stack.router.load.total == 0)
 
 
 async def test_a_storm_of_aborts_and_the_death_of_an_engine_leave_the_others_served(stack: RouterStack) -> None:

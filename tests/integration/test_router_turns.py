@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from backhaul.registry.v1 import registry_pb2
+from backhaul.router.v1 import router_pb2, router_pb2_grpc
 from backhaul_common.errors import FailedPreconditionError, UnavailableError
+from backhaul_common.grpc_client import open_channel
 from backhaul_connector.anchors import AnchorChain
 from backhaul_router.core.body import Endpoint, parse_body
 from backhaul_router.core.lookup import keys_of
@@ -370,11 +372,16 @@ async def test_without_tenants_the_clients_key_goes_to_both_engines() -> None:
 
 
 async def test_everything_works_on_ipv6() -> None:
-    prefill, decode = FakeEngine("prefill", host="::1"), FakeEngine("decode", host="::1")
-    async with router_stack(prefill=prefill, decode=decode, listen_http="[::1]:0", listen_grpc="[::1]:0") as stack:
-        url = f"http://[::1]:{stack.router.http_port}{CHAT}"
-        async with stack.client.post(url, json=chat_body("hi")) as response:
-            assert response.status == 200
+    async with router_stack(host="::1") as stack:
+        stack.hold()
+        stack.publish(label_key("hi"))
+        got = await stack.chat("hi", "hello", "more", stream=True)
+        assert (got.status, got.route) == (200, "warm")
+        async with open_channel(f"[::1]:{stack.router.grpc_port}") as channel:
+            reply = await router_pb2_grpc.InferenceServiceStub(channel).ListModels(
+                router_pb2.ListModelsRequest(), timeout=5
+            )
+        assert json.loads(reply.body)["data"][0]["id"] == "tiny"
 
 
 async def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

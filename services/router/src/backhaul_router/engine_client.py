@@ -166,6 +166,9 @@ class EngineClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _failed(error) from error
         try:
+            if response.status < 200 or 300 <= response.status < 400:
+                # Nobody follows a redirection, least of all the client.
+                raise EngineError(Failure.FAULT)
             try:
                 first = await _opening(response)
             except (aiohttp.ClientError, TimeoutError) as error:
