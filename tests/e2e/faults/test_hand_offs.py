@@ -1,0 +1,99 @@
+"""Hand-offs between simulated engines that run the real connector: freed when nobody asks, repeated when they fail."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import httpx2
+import pytest
+
+from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
+from backhaul_local.options import StackOptions
+from backhaul_local.simulated import SimulatedEngine
+from backhaul_local.stack import Stack
+from tests.fakes.eventually import eventually
+
+pytestmark = pytest.mark.timeout(120)
+
+WORDS = " ".join(f"word{index}" for index in range(120))
+COLD_PARAMS = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    options = StackOptions(
+        state=tmp_path_factory.mktemp("s"), prefill=[SimulatedEngine(ttl_s=60)], decode=[SimulatedEngine(ttl_s=60)]
+    )
+    with Stack(options) as stack:
+        yield stack
+
+
+@pytest.fixture
+def http() -> Iterator[httpx2.Client]:
+    with httpx2.Client(timeout=30, trust_env=False) as client:
+        yield client
+
+
+def body(stack: Stack, text: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"{text} {WORDS}"}]
+    return {"model": stack.model_name, "messages": messages, "max_tokens": 8, "ignore_eos": True, **fields}
+
+
+def handoffs(http: httpx2.Client, stack: Stack) -> int:
+    """Returns how many hand-offs the prefill engine keeps blocks for."""
+    ledger = http.get(f"{stack.node('prefill-1').url}/simulator/ledger").json()
+    ranks = ledger["ranks"]
+    return sum(rank["retained"]["handoff"]["sets"] for rank in ranks)
+
+
+async def test_a_hand_off_that_nobody_asked_for_is_freed_long_before_its_lease_ends(
+    stack: Stack, http: httpx2.Client
+) -> None:
+    request = body(stack, "nobody", max_tokens=1, kv_transfer_params=COLD_PARAMS)
+    reply = http.post(f"{stack.node('prefill-1').url}/v1/chat/completions", json=request).json()
+    params = reply["kv_transfer_params"]
+    assert handoffs(http, stack) == 1
+    async with grpc.aio.insecure_channel(stack.node("prefill-1").agent_address) as channel:
+        stub = agent_pb2_grpc.BlockSetServiceStub(channel)
+        named = agent_pb2.ReleaseHandOffRequest(
+            engine_id=params["remote_engine_id"], hand_off_id=params["remote_request_id"]
+        )
+        await stub.ReleaseHandOff(named, timeout=5)
+    await eventually(lambda: handoffs(http, stack) == 0, 10)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_turn_that_decode_gave_up_has_the_text_that_it_would_have_had(
+    stack: Stack, http: httpx2.Client, stream: bool
+) -> None:
+    request = body(stack, f"given up {stream}", stream=stream)
+    expected = http.post(f"{stack.routers[0]}/v1/chat/completions", json=request)
+    fault = {"next": [{"fault": "finish_error"}]}
+    http.post(f"{stack.node('decode-1').url}/simulator/faults", json=fault).raise_for_status()
+    got = http.post(f"{stack.routers[0]}/v1/chat/completions", json=request)
+    assert (got.status_code, got.headers["x-backhaul-miss"]) == (200, "decode_failed")
+    assert text_of(got.text) == text_of(expected.text)
+
+
+async def test_the_clients_counts_are_prefills_for_the_prompt_and_decodes_for_the_answer(
+    stack: Stack, http: httpx2.Client
+) -> None:
+    request = body(stack, "counted", stream=True, stream_options={"include_usage": True})
+    first, second = [http.post(f"{stack.routers[0]}/v1/chat/completions", json=request).text for _ in range(2)]
+    for raw, cached in ((first, False), (second, True)):
+        (usage,) = [event["usage"] for event in events_in(raw) if event.get("usage")]
+        assert usage["completion_tokens"] == 8
+        assert usage["total_tokens"] == usage["prompt_tokens"] + 8
+        assert bool(usage["prompt_tokens_details"]["cached_tokens"]) is cached
+
+
+def events_in(raw: str) -> list[Any]:
+    data = [line.removeprefix("data: ") for line in raw.splitlines() if line.startswith("data: {")]
+    return [json.loads(item) for item in data]
+
+
+def text_of(raw: str) -> str:
+    documents = events_in(raw) or [json.loads(raw)]
+    choices = [choice for document in documents for choice in document["choices"]]
+    return "".join((choice.get("delta") or choice["message"]).get("content") or "" for choice in choices)
