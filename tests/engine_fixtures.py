@@ -114,10 +114,15 @@ def running_real(
         extra_config={"kv_recompute_threshold": 1, "backhaul_min_verified": 64},
     )
     vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"].values()
-    words = [token for token in vocabulary if token > 300]
-    place = partial(EnginePlace, python=python, model=model)
-    api = importlib.import_module("nixl._api")
-    with _running(folder, place, partial(engine_spec, options=options), agents, api, ttl_s, words) as engines:
+    kind = _Kind(
+        place=partial(EnginePlace, python=python, model=model),
+        spec=partial(engine_spec, options=options),
+        nixl=importlib.import_module("nixl._api"),
+        vocabulary=[token for token in vocabulary if token > 300],
+        ttl_s=ttl_s,
+        timeout_s=120,
+    )
+    with _running(folder, kind, agents=agents) as engines:
         yield engines
 
 
@@ -138,24 +143,33 @@ def running_simulated(folder: Path, *, agents: bool = True) -> Iterator[Engines]
         lease_s=LEASE_S,
         flags=[part for name, value in flags.items() for part in (f"--{name}", str(value))],
     )
-    words = range(300, 40_000)
-    place = partial(EnginePlace, python=Path(), model=Path())
-    api = importlib.import_module("backhaul_simulator.notifications")
-    spec = partial(simulated_spec, options=options)
-    with _running(folder, place, spec, agents, api, TTL_S, words) as engines:
+    kind = _Kind(
+        place=partial(EnginePlace, python=Path(), model=Path()),
+        spec=partial(simulated_spec, options=options),
+        nixl=importlib.import_module("backhaul_simulator.notifications"),
+        vocabulary=range(300, 40_000),
+        ttl_s=TTL_S,
+        timeout_s=20,
+    )
+    with _running(folder, kind, agents=agents) as engines:
         yield engines
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What tells simulated engines from real ones."""
+
+    place: Callable[..., EnginePlace]
+    spec: Callable[[EnginePlace], ProcessSpec]
+    nixl: Any
+    """The module that makes NIXL agents that these engines hear."""
+    vocabulary: Sequence[int]
+    ttl_s: float
+    timeout_s: float
+
+
 @contextmanager
-def _running(
-    folder: Path,
-    place_of: Callable[..., EnginePlace],
-    spec_of: Callable[[EnginePlace], ProcessSpec],
-    agents: bool,
-    nixl: Any,
-    ttl_s: float,
-    vocabulary: Sequence[int],
-) -> Iterator[Engines]:
+def _running(folder: Path, kind: _Kind, *, agents: bool) -> Iterator[Engines]:
     ports = Ports()
     with ExitStack() as stack:
         supervisor = stack.enter_context(Supervisor(folder / "logs"))
@@ -163,24 +177,24 @@ def _running(
         for name in ("prefill", "decode"):
             # Unix socket paths are limited to 107 bytes: names are short.
             agent = stack.enter_context(AgentPeer(folder / f"{name[0]}.sock")) if agents else None
-            place = place_of(
+            place = kind.place(
                 name=name,
                 http_port=ports.take(),
                 side_channel_port=ports.take(),
                 agent_socket=agent.path if agent is not None else None,
             )
-            process = supervisor.start(spec_of(place))
             engine = engines[name] = Engine(
                 f"http://{HOST}:{place.http_port}",
-                process,
+                supervisor.start(kind.spec(place)),
                 side_channel_port=place.side_channel_port,
-                nixl=nixl,
-                ttl_s=ttl_s,
+                nixl=kind.nixl,
+                ttl_s=kind.ttl_s,
                 lease_s=LEASE_S,
+                timeout_s=kind.timeout_s,
             )
             if agent is not None:
                 engine.agent = agent
             stack.callback(engine.close)
         for name, engine in engines.items():
             supervisor.wait_until(name, partial(http_ready, f"{engine.url}/health"), timeout_s=240)
-        yield Engines(engines["prefill"], engines["decode"], vocabulary)
+        yield Engines(engines["prefill"], engines["decode"], kind.vocabulary)

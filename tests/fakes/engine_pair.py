@@ -54,15 +54,24 @@ class Engine:
     """One engine under test."""
 
     def __init__(
-        self, url: str, process: Process, *, side_channel_port: int, nixl: NixlApi, ttl_s: float, lease_s: float
+        self,
+        url: str,
+        process: Process,
+        *,
+        side_channel_port: int,
+        nixl: NixlApi,
+        ttl_s: float,
+        lease_s: float,
+        timeout_s: float,
     ) -> None:
+        """``timeout_s`` is how long an answer may take before it counts as none."""
         self.url = url
         self.process = process
         self.ttl_s = ttl_s
         self.lease_s = lease_s
         self.agent: AgentPeer
         """Absent where the engine runs without Backhaul's connector."""
-        self.http = httpx2.Client(base_url=url, timeout=120, trust_env=False)
+        self.http = httpx2.Client(base_url=url, timeout=timeout_s, trust_env=False)
         self._side_channel_port = side_channel_port
         self._nixl_api = nixl
         self._nixl: NixlPeer | None = None

@@ -18,8 +18,7 @@ from tests.mutants.mutant import Mutant
 ROOT = Path(__file__).parents[2]
 _TEST_TIMEOUT_S = 15
 """A mutant may hang; its tests take a second or two."""
-_RUN_TIMEOUT_S = 60
-_ENGINES_TIMEOUT_S = 900
+_RUN_TIMEOUT_S = 90
 _ALL_PASSED, _SOME_FAILED = 0, 1
 _NOT_RUNNING = ("NameError", "SyntaxError", "ImportError")
 _OPTIONS = ("-q", "-rf", "--no-header", "--tb=no", "-pno:cacheprovider")
@@ -56,13 +55,12 @@ def _not_failing(mutant: Mutant, folder: Path) -> list[str]:
     # The mutated package comes before the installed one, in engines that the tests start, too.
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", *_options(mutant), *mutant.tests]
-    limit_s = _ENGINES_TIMEOUT_S if mutant.engines else _RUN_TIMEOUT_S
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return [f"pytest did not end within {limit_s} s"]
+        return [f"pytest did not end within {_RUN_TIMEOUT_S} s"]
     if done.returncode not in (_ALL_PASSED, _SOME_FAILED):
         return [f"pytest ended with {done.returncode}: {done.stdout[-500:]}"]
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
@@ -74,17 +72,14 @@ def _not_failing(mutant: Mutant, folder: Path) -> list[str]:
 
 
 def _options(mutant: Mutant) -> list[str]:
-    lean = () if mutant.engines else _LEAN
-    fixtures = mutant.fixtures or mutant.engines
-    return [*_OPTIONS, *lean, *(() if fixtures else ("--noconftest",))]
+    return [*_OPTIONS, *_LEAN, *(() if mutant.fixtures else ("--noconftest",))]
 
 
-def main(names: Sequence[str] = (), *, engines: bool = False) -> int:
-    """Runs all mutants that need real engines, or all that do not, or those named; returns how many survive."""
-    chosen = [mutant for mutant in all_mutants() if (mutant.name in names if names else mutant.engines is engines)]
+def main(names: Sequence[str] = ()) -> int:
+    """Runs all mutants, or those named; returns how many survive."""
+    chosen = [mutant for mutant in all_mutants() if not names or mutant.name in names]
     failures = 0
-    # A pair of engines takes the whole machine.
-    with ThreadPoolExecutor(1 if any(mutant.engines for mutant in chosen) else 2) as pool:
+    with ThreadPoolExecutor(2) as pool:
         for mutant, alive in zip(chosen, pool.map(survivors, chosen), strict=True):
             failures += bool(alive)
             sys.stdout.write(f"{'SURVIVES' if alive else 'killed  '} {mutant.name} {' '.join(alive)}\n")
@@ -96,10 +91,9 @@ def main(names: Sequence[str] = (), *, engines: bool = False) -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Runs mutants: each must be killed.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="run only these")
-    parser.add_argument("--engines", action="store_true", help="run those that need real engines instead (minutes)")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
     arguments = _arguments()
-    sys.exit(1 if main(arguments.names, engines=arguments.engines) else 0)
+    sys.exit(1 if main(arguments.names) else 0)

@@ -17,5 +17,3 @@ class Mutant:
     """Test ids; each of them must fail."""
     fixtures: bool = False
     """Whether the tests need the fixtures of tests/conftest.py."""
-    engines: bool = False
-    """Whether the tests need real engines."""
