@@ -272,6 +272,19 @@ async def test_a_node_that_is_not_ready_for_long_loses_its_waiting_requests() ->
         await eventually(stack.prefill.legs[0].closed_early.is_set)
 
 
+async def test_a_request_whose_blocks_are_at_a_node_that_vanishes_is_repeated(stack: RouterStack) -> None:
+    """Decode waits for what it reads from there; nothing is wrong with decode itself."""
+    stack.decode.then(hang())
+    asking = asyncio.create_task(stack.chat("hi", stream=True))
+    await eventually(lambda: bool(stack.decode.legs))
+    other = await stack.add(FakeEngine("prefill"))
+    await stack.lose(stack.prefill)
+    got = await asyncio.wait_for(asking, 5)
+    assert (got.status, got.miss) == (200, "decode_failed")
+    assert len(other.legs) == 1
+    assert len(stack.decode.legs) == 2
+
+
 async def test_a_stream_goes_on_at_a_node_that_has_left_the_directory(stack: RouterStack) -> None:
     stack.decode.chunk_gate = asyncio.Event()
     async with stack.client.post(f"{stack.url}{CHAT}", json=chat_body("hi", stream=True)) as response:

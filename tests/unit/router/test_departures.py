@@ -116,6 +116,21 @@ async def test_a_node_that_drains_or_lost_only_its_agent_has_not_gone(bench: Ben
     await left(task)
 
 
+async def test_a_leg_between_two_nodes_that_go_together_ends_once(bench: Bench) -> None:
+    async def wait() -> None:
+        async with bench.departures.waiting_at(D1), bench.departures.waiting_at(D2, Failure.SOURCE_GONE):
+            await asyncio.Event().wait()
+
+    task = await started(wait())
+    for gone in (D1, D2):
+        bench.unready(gone)
+        bench.table.change([], [gone.node_id])
+    await bench.passes(0.0)
+    with pytest.raises(EngineError) as caught:
+        await task
+    assert caught.value.failure is Failure.GONE
+
+
 async def test_a_leg_that_has_its_answer_is_left_alone(bench: Bench) -> None:
     async with bench.departures.waiting_at(D1):
         pass

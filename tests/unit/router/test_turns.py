@@ -438,6 +438,26 @@ async def test_a_leg_at_a_node_that_goes_is_repeated_elsewhere(leg: str) -> None
     assert bench.load.total == 0
 
 
+async def test_decode_that_waits_for_blocks_of_a_node_that_goes_gets_others() -> None:
+    bench = Bench(nodes=ready("p1", "p2", "d1"))
+    reached = asyncio.Event()
+
+    async def wait() -> Any:
+        reached.set()
+        await asyncio.Event().wait()
+
+    bench.engines.decode_steps = [wait]
+    task = asyncio.create_task(bench.chat("a"))
+    await reached.wait()
+    gone = bench.engines.prefills[0].node
+    bench.table.change(ready(gone, state=NodeState.NOT_READY), [])
+    bench.table.change([], [gone])
+    bench.departures.look()
+    assert (await task).served == ("cold", "decode_failed")
+    assert bench.engines.prefills[1].node != gone
+    assert not bench.load.standing.avoided(*ready("d1"))
+
+
 async def test_a_leg_at_the_last_node_that_goes_is_a_503() -> None:
     bench = Bench(nodes=ready("p1", "d1"))
     reached = asyncio.Event()

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 
 from backhaul_router.answers import whole_of
@@ -233,7 +233,7 @@ class Attempts:
         turn.outcome.handed_off = params is not None
         headers = stack.enter_context(turn.trace.leg("decode", node, turn.outcome))
         stack.enter_context(self._load.running(node))
-        async with self._departures.waiting_at(node):
+        async with self._departures.waiting_at(node), self._source_there(handed):
             stream = await stack.enter_async_context(
                 self._engines.decode(
                     f"{node.engine_url}{turn.path}",
@@ -247,6 +247,12 @@ class Attempts:
             raise EngineError(Failure.ABANDONED)
         return Delivery(node, stream, whole, handed.usage)
 
+    def _source_there(self, handed: HandedOver) -> AbstractAsyncContextManager[None]:
+        """While a decode engine may be reading: one that reads from a node that froze waits for it without end."""
+        if handed.params is None or handed.pair.prefill is None:
+            return nullcontext()
+        return self._departures.waiting_at(handed.pair.prefill, Failure.SOURCE_GONE)
+
     def _sent(self, turn: Turn) -> None:
         if turn.outcome.handed_off:
             # From now on the decode engine frees the blocks: it may be reading them.
@@ -256,9 +262,12 @@ class Attempts:
     def _again(self, turn: Turn, handed: HandedOver, failure: Failure) -> bool:
         """Notes a failed decode leg. Tells whether both legs may be repeated.
 
-        They may on another node, after a mere broken connection, and when the blocks that were handed over may be why.
+        They may on another node, after a mere broken connection, and when the hand-off may be why.
         """
         node, prefill = handed.pair.decode, handed.pair.prefill
+        if failure is Failure.SOURCE_GONE and prefill is not None:
+            turn.tried.add(prefill.node_id)
+            return True
         self._note(turn, node, failure)
         unread = failure in NOT_READ and handed.params is not None and prefill is not None
         if unread and prefill is not None:

@@ -53,8 +53,8 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     first_byte_timeout_s: float = Field(default=600.0, gt=0)
     """first piece of the decode engine's answer"""
     gone_timeout_s: float = Field(default=15.0, gt=0)
-    """how long a node may be not ready before legs that wait for it end, and are repeated elsewhere; with the 9 s that
-    its agent takes to notice, below the 30 s that prefill engines keep blocks for one that is frozen"""
+    """how long a node may be not ready before requests that wait there go elsewhere; with the 9 s that its agent needs
+    to notice, below the 30 s that prefill engines keep blocks"""
     idle_timeout_s: float = Field(default=120.0, gt=0)
     """silence between two pieces of the decode engine's answer"""
     lame_duck_s: float = Field(default=5.0, ge=0)

@@ -32,8 +32,8 @@ class Departures:
         """Since when nodes that legs wait at are not ready."""
 
     @asynccontextmanager
-    async def waiting_at(self, node: Node) -> AsyncIterator[None]:
-        """For as long as nothing of an answer is there. Raises EngineError (GONE) when the node goes meanwhile."""
+    async def waiting_at(self, node: Node, failure: Failure = Failure.GONE) -> AsyncIterator[None]:
+        """While nothing of an answer is there. Raises EngineError (``failure``) when the node goes meanwhile."""
         try:
             async with asyncio.timeout(None) as scope:
                 scopes = self._waiting.setdefault(node, set())
@@ -46,7 +46,7 @@ class Departures:
                         self._waiting.pop(node, None)
         except TimeoutError:
             if scope.expired():
-                raise EngineError(Failure.GONE) from None
+                raise EngineError(failure) from None
             raise
 
     async def watch(self) -> None:

@@ -23,6 +23,8 @@ class Failure(Enum):
     """It answered 200 and then that the request failed, as vLLM does when blocks could not be loaded."""
     GONE = "gone"
     """Its node left, or was not ready for long, before anything of an answer was there."""
+    SOURCE_GONE = "source_gone"
+    """The same of the node whose blocks it was to read."""
 
 
 RETRYABLE = frozenset({Failure.REFUSED, Failure.DISCONNECTED, Failure.UNAVAILABLE, Failure.GONE})
@@ -36,6 +38,7 @@ _STATUS = {
     Failure.UNAVAILABLE: 503,
     Failure.ABANDONED: 503,
     Failure.GONE: 503,
+    Failure.SOURCE_GONE: 503,
     Failure.TIMEOUT: 504,
 }
 
