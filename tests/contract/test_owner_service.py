@@ -175,6 +175,16 @@ async def test_ids_that_are_not_the_owners_are_reported_and_left_alone(node: Own
     assert (list(renewed.renewed), list(renewed.unknown)) == (["set-1"], ["foreign"])
 
 
+async def test_finished_turns_beyond_their_share_of_the_engines_blocks_are_released(tmp_path: Path) -> None:
+    async with owner_node(tmp_path, retained_share=0.005) as node:
+        await eventually(lambda: _can_release(node))
+        node.connector.retain("set-1")
+        await node.published()
+        node.connector.retain("set-2")
+        await node.becomes(agent_pb2.BLOCK_SET_STATE_RELEASING)
+        assert await node.state("set-2") == agent_pb2.BLOCK_SET_STATE_HELD
+
+
 async def test_a_hand_off_is_freed_by_its_name_and_nothing_else_is(node: OwnerNode) -> None:
     await eventually(lambda: _can_release(node))
     node.connector.retain("set-1")

@@ -96,6 +96,24 @@ async def test_a_repeated_leg_is_a_span_of_its_own(stack: RouterStack, spans: In
     assert dict(turn_in(spans).attributes or {})["backhaul.miss.reason"] == "prefill_failed"
 
 
+async def test_a_turn_whose_pair_is_set_apart_says_so(stack: RouterStack, spans: InMemorySpanExporter) -> None:
+    stack.hold()
+    stack.publish(label_key("hi"))
+    stack.prefill.then(bare_500())
+    await stack.chat("hi", "hello", "more")
+    (event,) = [event for event in turn_in(spans).events if event.name == "pair set apart"]
+    assert dict(event.attributes or {}) == {
+        "backhaul.node.id": f"prefill-{stack.prefill.port}",
+        "backhaul.source_node.id": f"decode-{stack.decode.port}",
+    }
+
+
+async def test_a_turn_whose_prompt_decode_computed_says_so(stack: RouterStack, spans: InMemorySpanExporter) -> None:
+    await stack.lose(stack.prefill)
+    await stack.chat("hi")
+    assert dict(turn_in(spans).attributes or {})["backhaul.fallback"] is True
+
+
 @pytest.mark.parametrize("value", ["", "nonsense", "00-0-0-00", f"00-{'0' * 32}-b7ad6b7169203331-01"])
 async def test_a_malformed_traceparent_starts_a_new_trace(
     stack: RouterStack, spans: InMemorySpanExporter, value: str

@@ -54,3 +54,11 @@ async def test_routes_misses_tokens_and_times(reader: InMemoryMetricReader) -> N
     assert got["fallbacks"] == {(): 1}
     assert got["handoff"] == {(): 2}
     assert got["ttft"] == {(("route", "cold"),): 2, (("route", "warm"),): 1}
+
+
+async def test_pairs_that_are_set_apart(reader: InMemoryMetricReader) -> None:
+    bench = Bench()
+    bench.publish("a")
+    bench.engines.prefill_steps = [Failure.FAULT]
+    await bench.chat("a", "b", "c")
+    assert counted(reader)["pairs_apart"] == {(): 1}
