@@ -1,5 +1,6 @@
 """The registry's stores, on etcd in memory and on a real one."""
 
+import uuid
 from typing import Any
 
 import pytest
@@ -40,8 +41,8 @@ def pointer(set_id: str, key: str = "k", scope: str = "s") -> Pointer:
     )
 
 
-def mark(lease: Lease, value: bytes = b"1") -> Mark:
-    return Mark("stream", lease.lease_id, value)
+def mark(lease: Lease, stream_id: str = "") -> Mark:
+    return Mark(stream_id or uuid.uuid4().hex, lease.lease_id)
 
 
 @pytest.fixture
@@ -223,19 +224,35 @@ async def test_writing_under_a_lost_lease_fails(pointers: PointerStore) -> None:
         await pointers.write([Upsert(pointer("a"), 12345)], mark(Lease(12345, 30)))
 
 
-async def test_a_mark_tells_whether_what_was_written_with_it_is_there(
-    backend: Backend, pointers: PointerStore, keys: Keys
+@pytest.mark.parametrize("goes_back", [True, False], ids=["older mark", "no mark"])
+async def test_a_mark_shows_that_etcd_lost_what_was_written_with_it(
+    backend: Backend, pointers: PointerStore, keys: Keys, goes_back: bool
 ) -> None:
     lease = await pointers.grant(30)
-    await pointers.write([Upsert(pointer("a"), lease.lease_id)], mark(lease))
-    await pointers.check(mark(lease))
+    first = await pointers.write([Upsert(pointer("a"), lease.lease_id)], mark(lease, "stream"))
     (old,) = (await backend.etcd.range(Get(keys.stream("stream")))).items
-    await pointers.write([Upsert(pointer("b"), lease.lease_id)], mark(lease, b"2"))
-    await pointers.check(mark(lease, b"2"))
-    for op in (Put(old.key, old.value, old.lease_id), Delete(old.key)):
-        await backend.etcd.txn([], [op])
-        with pytest.raises(AbortedError, match="HISTORY_LOST"):
-            await pointers.check(mark(lease, b"2"))
+    second = await pointers.write([Upsert(pointer("b"), lease.lease_id)], first)
+    await pointers.check(second)
+    await backend.etcd.txn([], [Put(old.key, old.value, old.lease_id) if goes_back else Delete(old.key)])
+    with pytest.raises(AbortedError, match="HISTORY_LOST"):
+        await pointers.check(second)
+    with pytest.raises(AbortedError, match="HISTORY_LOST"):
+        await pointers.write([Upsert(pointer("c"), lease.lease_id)], second)
+    assert [p.set_id for p in (await pointers.page("", 10, ""))[0]] == ["a", "b"]
+
+
+async def test_a_write_whose_answer_was_lost_is_no_loss(backend: Backend, pointers: PointerStore) -> None:
+    lease = await pointers.grant(30)
+    txn = backend.etcd.txn
+
+    async def twice(*args: Any, **options: Any) -> Any:
+        await txn(*args, **options)
+        return await txn(*args, **options)
+
+    pointers._etcd = _With(backend.etcd, txn=twice)
+    written = await pointers.write([Upsert(pointer(f"{n}"), lease.lease_id) for n in range(250)], mark(lease))
+    await pointers.check(await pointers.write([Removal(pointer("0").id)], written))
+    assert len((await pointers.page("", 5000, ""))[0]) == 249
 
 
 async def test_purging_spares_what_moved_to_another_lease(backend: Backend, pointers: PointerStore) -> None:

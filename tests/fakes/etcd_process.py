@@ -35,15 +35,29 @@ def free_port() -> int:
 class EtcdProcess:
     """Starts and stops one etcd on one data directory. As a context manager it surely ends it."""
 
-    def __init__(self, directory: Path, *arguments: str, scheme: str = "http") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        scheme: str = "http",
+        name: str = "test",
+        advertised_peer: str = "",
+        server: Path | None = None,
+    ) -> None:
+        """`advertised_peer` is the host:port at which other members reach this one, when it is another than its own."""
         self._directory = directory
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
         self._scheme = scheme
-        self._peer_port = free_port()
+        self._server = server or binary()
+        self.name = name
+        self.peer = f"127.0.0.1:{free_port()}"
+        self.advertised_peer = advertised_peer or self.peer
+        self.initial_cluster = f"{name}=http://{self.advertised_peer}"
+        """All members, for a cluster of several."""
         self.port = free_port()
         self.endpoint = f"127.0.0.1:{self.port}"
-        self.data_dir = directory / "data"
+        self.data_dir = directory / f"{name}.data"
 
     def __enter__(self) -> Self:
         self.start()
@@ -56,18 +70,23 @@ class EtcdProcess:
 
     def start(self) -> None:
         """Starts etcd and waits until it has a leader."""
-        client, peer = f"{self._scheme}://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
+        self.launch()
+        self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Starts etcd."""
+        client = f"{self._scheme}://{self.endpoint}"
         command = [
-            str(binary()),
-            *("--name", "test", "--data-dir", str(self.data_dir), "--log-level", "error", "--unsafe-no-fsync"),
+            str(self._server),
+            *("--name", self.name, "--data-dir", str(self.data_dir), "--log-level", "error"),
+            *(("--unsafe-no-fsync",) if self._server == binary() else ()),
             *("--heartbeat-interval", "20", "--election-timeout", "200"),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
-            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"test={peer}"),
+            *("--listen-peer-urls", f"http://{self.peer}", *self._membership()),
             *self._arguments,
         ]
-        with (self._directory / "etcd.log").open("ab") as log:
+        with (self._directory / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        self._wait_until_ready()
 
     def kill(self) -> None:
         """Kills etcd as a crash would; its data stays."""
@@ -108,21 +127,25 @@ class EtcdProcess:
     def restore(self, path: Path) -> None:
         """Replaces the data of this etcd, which must not run, by a snapshot."""
         subprocess.run(["rm", "-r", str(self.data_dir)], check=True, timeout=10)
-        peer = f"http://127.0.0.1:{self._peer_port}"
         command = [str(binary("etcdutl")), "snapshot", "restore", str(path), "--data-dir", str(self.data_dir)]
-        command += ["--name", "test", "--initial-cluster", f"test={peer}", "--initial-advertise-peer-urls", peer]
+        command += ["--name", self.name, *self._membership()]
         subprocess.run(command, check=True, capture_output=True, timeout=10)
+
+    def _membership(self) -> tuple[str, ...]:
+        advertised = f"http://{self.advertised_peer}"
+        return ("--initial-advertise-peer-urls", advertised, "--initial-cluster", self.initial_cluster)
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
+        """Waits until etcd has a leader."""
         assert self._process is not None
         for _ in range(1000):
             if self._ready():
                 return
-            assert self._process.poll() is None, (self._directory / "etcd.log").read_text()
+            assert self._process.poll() is None, (self._directory / f"{self.name}.log").read_text()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.02)
         raise AssertionError("etcd did not start")

@@ -52,6 +52,8 @@ class Publisher:
         self._nonces = itertools.count(1)
         self._work = asyncio.Event()
         self._closing = False
+        self._last_failure = ""
+        """Why the last attempt failed, until a batch was acknowledged; logged when it changes."""
 
     def publish(self, block_set: BlockSet) -> None:
         """Wants a set's pointers written."""
@@ -89,7 +91,7 @@ class Publisher:
                 pauses = pauses_between_attempts()
                 await self._stay_open(call, hear)
             except* BackhaulError as group:
-                _log.warning("publishing interrupted", engine=self._engine_id, error=str(group.exceptions[0]))
+                self._note_failure(group)
                 self._registries.give_up(channel)
             except* Exception as group:  # noqa: BLE001  # one engine's pointers must not end the agent
                 _log.error("publishing failed", engine=self._engine_id, exc_info=group)
@@ -98,6 +100,13 @@ class Publisher:
                 hear(ev.PublisherDown(self._engine_id))
             if not self._closing:
                 await self._clock.sleep(next(pauses))
+
+    def _note_failure(self, group: BaseExceptionGroup[BackhaulError]) -> None:
+        error = group.exceptions[0]
+        reason = error.reason if isinstance(error, BackhaulError) else ""
+        if reason != self._last_failure:
+            _log.warning("publishing interrupted", engine=self._engine_id, error=str(error))
+        self._last_failure = reason
 
     async def _closed_before_joined(self) -> bool:
         while not self._joined.is_set() and not self._closing:
@@ -178,6 +187,7 @@ class Publisher:
             if removed:
                 hear(ev.PointersRemoved(self._engine_id, removed))
             self._work.set()
+            self._last_failure = ""
         if not self._closing and self._joined.is_set():
             raise UnavailableError("STREAM_ENDED", "the registry ended the stream")
 

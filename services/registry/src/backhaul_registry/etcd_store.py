@@ -4,7 +4,7 @@ import base64
 import binascii
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
@@ -160,11 +160,14 @@ def _unless_changed(key: bytes, write: RecordWrite) -> Compare:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a publish stream writes beside its pointers, to see later whether etcd still has them."""
+    """What a publish stream writes beside its pointers, so that each write, and each look, shows that all are there."""
 
     stream_id: str
     lease_id: int
-    value: bytes
+    number: int = 0
+    """Transactions so far."""
+    revision: int = 0
+    """Of the last one."""
 
 
 class PointerStore:
@@ -190,20 +193,34 @@ class PointerStore:
         """Renews a lease. Raises AbortedError (LEASE_LOST)."""
         await self._etcd.keep_alive_once(lease_id)
 
-    async def write(self, writes: Sequence[Write], mark: Mark) -> None:
-        """Writes and removes pointers, in transactions of at most 100, each with the mark.
+    async def write(self, writes: Sequence[Write], mark: Mark) -> Mark:
+        """Writes and removes pointers, in transactions of at most 100, if etcd still has the mark; returns the next.
 
-        Raises AbortedError (LEASE_LOST).
+        Raises AbortedError (LEASE_LOST, HISTORY_LOST).
         """
-        put = Put(self._keys.stream(mark.stream_id), mark.value, mark.lease_id)
         for chunk in chunks(writes):
-            await self._etcd.txn([], [put, *map(self._op, chunk)], repeatable=True)
+            mark = await self._write(chunk, mark)
+        return mark
+
+    async def _write(self, writes: Sequence[Write], mark: Mark) -> Mark:
+        key, number = self._keys.stream(mark.stream_id), mark.number + 1
+        value = str(number).encode()
+        before = Unchanged(key, mark.revision) if mark.number else Absent(key)
+        ops = [Put(key, value, mark.lease_id), *map(self._op, writes)]
+        result = await self._etcd.txn([before], ops, [Get(key)], repeatable=True)
+        if result.succeeded:
+            return replace(mark, number=number, revision=result.revision)
+        for found in result.reads[0]:
+            if found.value == value:
+                # Written at the first attempt, whose answer was lost.
+                return replace(mark, number=number, revision=found.mod_revision)
+        raise _history_lost()
 
     async def check(self, mark: Mark) -> None:
-        """Makes sure that what was written with the mark is there. Raises AbortedError (HISTORY_LOST)."""
+        """Makes sure that etcd still has the mark. Raises AbortedError (HISTORY_LOST)."""
         found = (await self._etcd.range(Get(self._keys.stream(mark.stream_id)))).items
-        if [(kv.value, kv.lease_id) for kv in found] != [(mark.value, mark.lease_id)]:
-            raise AbortedError("HISTORY_LOST", "etcd no longer has what this stream wrote: publish all on a new one")
+        if mark.number and [kv.mod_revision for kv in found] != [mark.revision]:
+            raise _history_lost()
 
     async def purge(self, lease_id: int, pointers: Sequence[PointerId]) -> None:
         """Removes pointers that are still under the lease, then ends it; in steps, since a lease ends all at once."""
@@ -250,6 +267,10 @@ class PointerStore:
                 return Put(self._keys.pointer(pointer.id), self._records.write_pointer(pointer), lease_id)
             case Removal(pointer_id):
                 return Delete(self._keys.pointer(pointer_id))
+
+
+def _history_lost() -> AbortedError:
+    return AbortedError("HISTORY_LOST", "etcd no longer has what this stream wrote: publish all on a new one")
 
 
 def _token(key: bytes, prefix: bytes) -> str:

@@ -1,12 +1,14 @@
 """One publish stream: its pointers, their leases, and what keeps them alive.
 
 A lease that lives says nothing about the pointers: etcd may have been restored from a snapshot that has the lease and
-not what was written since, or somebody deleted keys. So each batch is marked, and each renewal looks for the mark.
+not what was written since, or somebody deleted keys. So each write leaves a mark and needs the one before, and each
+renewal looks for it.
 """
 
 import asyncio
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -46,8 +48,7 @@ class PublishStream:
         self._clock = clock or SystemClock()
         self._ledger = ledger or Ledger()
         self._order = Increasing()
-        self._stream_id = uuid.uuid4().hex
-        self._mark: Mark | None = None
+        self._mark = Mark(uuid.uuid4().hex, 0)
         # Guards the mark, so that it is not looked for while another one is being written.
         self._writing = asyncio.Lock()
 
@@ -55,12 +56,13 @@ class PublishStream:
         """Makes the first lease and returns its TTL in seconds."""
         lease = await self._store.grant(self._ttl_s)
         self._ledger.add_lease(lease.lease_id)
+        self._mark = replace(self._mark, lease_id=lease.lease_id)
         return lease.ttl_s
 
     async def take(self, nonce: int, upserts: Sequence[Pointer], removals: Sequence[PointerId]) -> None:
         """Makes one batch durable.
 
-        Raises InvalidArgumentError before anything is written, AbortedError (LEASE_LOST).
+        Raises InvalidArgumentError before anything is written, AbortedError (LEASE_LOST, HISTORY_LOST).
         """
         self._order = self._order.next(nonce)
         rules.check_batch(upserts, removals)
@@ -70,8 +72,7 @@ class PublishStream:
         writes = self._ledger.place(upserts, removals)
         if writes:
             async with self._writing:
-                self._mark = Mark(self._stream_id, self._ledger.leases[0], str(nonce).encode())
-                await self._store.write(writes, self._mark)
+                self._mark = await self._store.write(writes, self._mark)
 
     async def keep_leases(self) -> None:
         """Renews all leases every third of their TTL, for ever.
@@ -93,8 +94,7 @@ class PublishStream:
 
     async def _check(self) -> None:
         async with self._writing:
-            if self._mark is not None:
-                await self._store.check(self._mark)
+            await self._store.check(self._mark)
 
     async def purge(self) -> None:
         """Removes all pointers and leases."""

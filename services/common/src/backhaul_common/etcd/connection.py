@@ -73,6 +73,8 @@ class Connection:
         self._clock = clock
         self._channels: dict[int, grpc.aio.Channel] = {}
         self._current = 0
+        self._settled = 0
+        """The endpoint that answered last."""
         # None: not asked for yet. Empty: this etcd has authentication off.
         self._token: str | None = None
         self._refused: grpc.aio.AioRpcError | None = None
@@ -101,7 +103,9 @@ class Connection:
             try:
                 if self._user and token == rejected:
                     token = await self._refresh(rejected, left_s)
-                return await attempt(self.channel(index), self._metadata(token), min(self._attempt_s, left_s))
+                answer = await attempt(self.channel(index), self._metadata(token), min(self._attempt_s, left_s))
+                self._note_success(index)
+                return answer
             except grpc.aio.AioRpcError as error:
                 if failures.token_expired(error.details() or "") and self._user and rejected is None:
                     rejected = token
@@ -140,7 +144,12 @@ class Connection:
         """Moves on from an endpoint that failed, if it is still the one in use."""
         if index == self._current and len(self._endpoints) > 1:
             self._current = (index + 1) % len(self._endpoints)
-            _log.info("etcd endpoint changed", failed=self._endpoints[index], endpoint=self.endpoint)
+
+    def _note_success(self, index: int) -> None:
+        # Only where the search ended is told: while no endpoint answers, it goes round and round.
+        if index != self._settled:
+            _log.info("etcd endpoint changed", endpoint=self._endpoints[index], before=self._endpoints[self._settled])
+            self._settled = index
 
     async def close(self) -> None:
         """Closes all channels; running calls fail."""
