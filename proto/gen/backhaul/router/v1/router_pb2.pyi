@@ -94,7 +94,7 @@ class ChatCompletionsResponse(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
     """Bytes of the HTTP body, as they came from the engine: server-sent events when the body asked for a stream, else one
-    JSON document.
+    JSON document. At most 1 MiB each.
     """
     @_builtins.property
     def started(self) -> Global___Started:
@@ -151,7 +151,7 @@ class CompletionsResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
-    """Bytes of the HTTP body, as they came from the engine."""
+    """Bytes of the HTTP body, as they came from the engine. At most 1 MiB each."""
     @_builtins.property
     def started(self) -> Global___Started:
         """First message."""

@@ -35,7 +35,9 @@ class InferenceServiceStub:
     after its first byte, and must not be retried blindly by the client: a turn is not idempotent.
 
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
-    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL.
+    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
+    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, BODY_LIMIT); a client
+    that does not read its stream loses it (SLOW_READER).
     """
 
     def __init__(self, channel):
@@ -71,7 +73,9 @@ class InferenceServiceServicer:
     after its first byte, and must not be retried blindly by the client: a turn is not idempotent.
 
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
-    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL.
+    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
+    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, BODY_LIMIT); a client
+    that does not read its stream loses it (SLOW_READER).
     """
 
     def ChatCompletions(self, request, context):
@@ -131,7 +135,9 @@ class InferenceService:
     after its first byte, and must not be retried blindly by the client: a turn is not idempotent.
 
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
-    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL.
+    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
+    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, BODY_LIMIT); a client
+    that does not read its stream loses it (SLOW_READER).
     """
 
     @staticmethod

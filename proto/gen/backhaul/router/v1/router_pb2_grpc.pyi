@@ -36,7 +36,9 @@ class InferenceServiceStub:
     after its first byte, and must not be retried blindly by the client: a turn is not idempotent.
 
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
-    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL.
+    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
+    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, BODY_LIMIT); a client
+    that does not read its stream loses it (SLOW_READER).
     """
 
     @_typing.overload
@@ -61,7 +63,9 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     after its first byte, and must not be retried blindly by the client: a turn is not idempotent.
 
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
-    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL.
+    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
+    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, BODY_LIMIT); a client
+    that does not read its stream loses it (SLOW_READER).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -82,7 +86,9 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     after its first byte, and must not be retried blindly by the client: a turn is not idempotent.
 
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
-    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL.
+    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
+    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, BODY_LIMIT); a client
+    that does not read its stream loses it (SLOW_READER).
     """
 
     @_abc_1.abstractmethod
