@@ -28,7 +28,7 @@ _KEPT_STATES = 5
 _LOOKUP_BUDGET_S = 0.25
 """Engines and services share the cores: a lookup now and then waits longer for one than the router's default allows."""
 
-_SIMULATED_SPEEDS = ("--prefill-tokens-per-s", "4000", "--decode-step-s", "0.01", "--transfer-block-s", "0.001")
+_SIMULATED_SPEEDS = ("--prefill-tokens-per-s", "2000", "--decode-step-s", "0.01", "--transfer-block-s", "0.0002")
 """Slow enough that the difference between routes can be seen."""
 
 _WARM_UP = Plan(turns=2, document_words=300, reply_tokens=80)
