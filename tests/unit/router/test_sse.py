@@ -2,7 +2,7 @@
 
 import pytest
 
-from backhaul_router.sse import WholeLines
+from backhaul_router.core.sse import WholeLines
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])

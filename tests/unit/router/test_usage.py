@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from backhaul_router.core.usage import MAX_LINE_BYTES, PromptUsage, UsageLines, with_prompt
+from backhaul_router.core.sse import MAX_LINE_BYTES
+from backhaul_router.core.usage import PromptUsage, UsageLines, with_prompt
 
 PREFILL = PromptUsage(100, b'{"cached_tokens":16}')
 DECODE = {

@@ -18,12 +18,12 @@ from backhaul_router.admission import Admission, Held
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.engines import EngineError
 from backhaul_router.core.errors import ApiError
+from backhaul_router.core.sse import WholeLines
 from backhaul_router.http_protocol import ApiProtocol, ApiServer, ClientLimits, Phase
 from backhaul_router.models import Models
 from backhaul_router.observing import context_from
 from backhaul_router.ports import Answer, TurnRequest
 from backhaul_router.readiness import Readiness
-from backhaul_router.sse import WholeLines
 from backhaul_router.turns import Turns
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-MAX_LINE_BYTES = 64 * 1024
-"""A longer line of a stream is none with token counts, and passes in pieces as it comes."""
+from backhaul_router.core.sse import WholeLines
 
 _DETAILS = "prompt_tokens_details"
 _MARK = _DETAILS.encode()
@@ -56,21 +55,16 @@ class UsageLines:
 
     def __init__(self, prompt: PromptUsage) -> None:
         self._prompt = prompt
-        self._begun = b""
+        self._lines = WholeLines()
 
     def feed(self, piece: bytes) -> bytes:
         """Returns what can be passed on after this piece."""
-        data = self._begun + piece
-        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if len(data) - end > MAX_LINE_BYTES:
-            end = len(data)
-        lines, self._begun = data[:end], data[end:]
+        lines = self._lines.take(piece)
         return self._corrected(lines) if _MARK in lines else lines
 
     def rest(self) -> bytes:
         """Returns what was held back when the stream ended."""
-        rest, self._begun = self._begun, b""
-        return rest
+        return self._lines.rest()
 
     def _corrected(self, lines: bytes) -> bytes:
         return b"".join(map(self._line, lines.splitlines(keepends=True)))

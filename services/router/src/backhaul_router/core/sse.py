@@ -1,13 +1,14 @@
-"""Server-sent events, as far as the router has to know them: not at all, but for where lines end."""
+"""Server-sent events, as far as the router has to know them: hardly at all, but for where lines end."""
 
-_MAX_HELD_BYTES = 64 * 1024
+MAX_LINE_BYTES = 64 * 1024
+"""A longer line passes in pieces as it comes."""
 
 
 class WholeLines:
     """Passes a stream on line by line, so that an error event can follow at any moment.
 
     An event that a dead engine left unfinished would be joined with the error, or be taken for a whole one. Nothing can
-    be done with an unfinished line, so holding it back costs no time. A line longer than 64 KiB is not held back.
+    be done with an unfinished line, so holding it back costs no time.
     """
 
     def __init__(self) -> None:
@@ -20,7 +21,7 @@ class WholeLines:
             ready, self._held = self._held + chunk[:end], chunk[end:]
             return ready
         self._held += chunk
-        return self.rest() if len(self._held) > _MAX_HELD_BYTES else b""
+        return self.rest() if len(self._held) > MAX_LINE_BYTES else b""
 
     def rest(self) -> bytes:
         """Returns what is held back: the stream ended here."""
