@@ -167,6 +167,24 @@ async def test_a_redirection_is_no_answer(stack: RouterStack, status: int) -> No
     assert "location" not in got.headers
 
 
+async def test_a_conversation_with_another_picture_is_another_conversation(stack: RouterStack) -> None:
+    """Equal words and equal placeholders: only the picture differs. (The connector compares the engine's own hash.)"""
+
+    def turn(picture: str, *more: str) -> dict[str, Any]:
+        url = {"url": f"data:image/png;base64,{picture}"}
+        body = chat_body("look", *more)
+        body["messages"][0]["content"] = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": url}]
+        return body
+
+    await stack.post(CHAT, turn("AAAA"))
+    (leg,) = stack.decode.legs
+    assert leg.params is not None
+    stack.hold()
+    stack.publish(leg.params["backhaul"]["keys"][0])
+    assert (await stack.post(CHAT, turn("BBBB", "nice", "more"))).miss == "not_found"
+    assert (await stack.post(CHAT, turn("AAAA", "nice", "more"))).route == "warm"
+
+
 # Keys and headers
 
 
