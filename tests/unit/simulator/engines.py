@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import backhaul_connector
 from backhaul_simulator import stand_in
 from backhaul_simulator.engine import Engine
 from backhaul_simulator.model import Model
@@ -19,7 +20,8 @@ PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 TURN = list(range(1000, 1300))
 """A prompt of nine blocks and a bit."""
 
-_OURS = ("vllm", "nixl", "backhaul_connector.connector", "backhaul_connector.scheduler", "backhaul_connector.snapshot")
+_ON_VLLM = ("connector", "scheduler", "snapshot")
+"""Modules of Backhaul's connector that hold what they found in ``vllm`` when they were imported."""
 
 
 @contextmanager
@@ -31,9 +33,12 @@ def stand_ins() -> Iterator[None]:
         yield
     finally:
         sys.path[:] = path
-        for name in [name for name in sys.modules if name in _OURS or name.startswith(("vllm.", "nixl."))]:
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("vllm", "nixl")]:
             del sys.modules[name]
-        vars(sys.modules.get("backhaul_connector", sys)).pop("NixlConnector", None)
+        for name in _ON_VLLM:
+            sys.modules.pop(f"backhaul_connector.{name}", None)
+        for name in (*_ON_VLLM, "NixlConnector"):
+            vars(backhaul_connector).pop(name, None)
 
 
 @asynccontextmanager
@@ -67,9 +72,11 @@ async def run(
     return [output.token for output in outputs if output.token is not None], outputs[-1]
 
 
-async def prefill(engine: Engine, prompt: Sequence[int], handle: dict[str, Any] | None = None) -> dict[str, Any]:
+async def prefill(
+    engine: Engine, prompt: Sequence[int], handle: dict[str, Any] | None = None, *, read_block_s: float = 0.0
+) -> dict[str, Any]:
     """Runs a prefill leg, warm with a ``handle``; returns the hand-off."""
-    _, last = await run(engine, prompt, {**(handle or {}), **PREFILL}, max_tokens=1)
+    _, last = await run(engine, prompt, {**(handle or {}), **PREFILL}, max_tokens=1, read_block_s=read_block_s)
     assert last.kv_transfer_params is not None
     return last.kv_transfer_params
 

@@ -19,6 +19,9 @@ from tests.unit.simulator.engines import PREFILL, TURN, all_free, engines, prefi
 
 LABEL = {"scope": "scope", "keys": ["key"]}
 
+_MEASURED_S = 0.05
+"""Per block: meanwhile the connector measures the other engine's clock, without which it would fail the read."""
+
 
 @asynccontextmanager
 async def connected(path: Path, port: int, **options: Any) -> AsyncIterator[tuple[Engine, Engine, AgentConnection]]:
@@ -29,6 +32,8 @@ async def connected(path: Path, port: int, **options: Any) -> AsyncIterator[tupl
             for _ in range(2):
                 connection, hello, _ = await asyncio.to_thread(agent.welcome)
                 connections[hello.engine_id] = connection
+                assert hello.side_channel_port == port + hello.rank
+                assert hello.engine_id == (p, d)[hello.rank].engine_id
             yield p, d, connections[d.engine_id]
 
 
@@ -62,7 +67,7 @@ async def test_a_turn_is_reported_and_its_claim_is_read_and_freed(side_channel: 
         await all_free(p)
         assert p.reset_prefix_cache()
         second = [*TURN, *answer, 5, 6, 7]
-        handoff = await prefill(p, second, _claim(report, report.deadline))
+        handoff = await prefill(p, second, _claim(report, report.deadline), read_block_s=_MEASURED_S)
         verdict = handoff.pop("backhaul")
         assert (verdict["verified"], verdict["read"], verdict["spent"]) == (
             report.token_count,
@@ -83,7 +88,7 @@ async def test_an_edited_history_reads_only_what_is_proved(side_channel: int, tm
         await all_free(p)
         assert p.reset_prefix_cache()
         edited = [*TURN[:200], 1, *TURN[201:], *answer, 5]
-        handoff = await prefill(p, edited, _claim(report, report.deadline))
+        handoff = await prefill(p, edited, _claim(report, report.deadline), read_block_s=_MEASURED_S)
         verdict = handoff.pop("backhaul")
         assert verdict["verified"] == verdict["read"] == 192
         again, _ = await run(d, edited, handoff, ignore_eos=True)

@@ -7,7 +7,7 @@ import pytest
 
 from backhaul_simulator.requests import EngineDeadError, LoadFailedError, Request
 from tests.fakes.eventually import eventually
-from tests.unit.simulator.engines import TURN, all_free, decode, engines, prefill, run, truth
+from tests.unit.simulator.engines import PREFILL, TURN, all_free, decode, engines, prefill, run, truth
 
 
 async def test_an_answer_is_the_models_own(side_channel: int) -> None:
@@ -179,6 +179,30 @@ async def test_a_client_that_leaves_frees_its_blocks_and_leaves_no_handle(side_c
                 break
         await all_free(engine)
         assert engine.stats().finished == {"abort": 1}
+
+
+async def test_a_client_that_leaves_after_the_end_changes_nothing(side_channel: int) -> None:
+    async with engines(port=side_channel) as (p, _):
+        asked = Request(request_id="r", prompt=TURN, max_tokens=3, ignore_eos=True, kv_transfer_params=dict(PREFILL))
+        async with contextlib.aclosing(p.generate(asked)) as outputs:
+            await anext(outputs)
+            await eventually(lambda: p.ledger()["retained"]["handoff"]["leases"] == 1)
+        await run(p, TURN)
+        assert p.ledger()["retained"]["handoff"]["sets"] == 1
+
+
+async def test_a_read_fails_when_the_holder_goes_away(side_channel: int) -> None:
+    async with engines(1, port=side_channel) as (d,):
+        async with engines(1, port=side_channel + 1) as (p,):
+            handoff = await prefill(p, TURN)
+            asked = Request(request_id="r", prompt=TURN, kv_transfer_params=dict(handoff), read_block_s=0.05)
+            reading = asyncio.create_task(anext(d.generate(asked)))
+            await eventually(lambda: p.ledger()["reads"]["handoff"]["served"] == 1)
+        with pytest.raises(LoadFailedError):
+            await reading
+        with pytest.raises(LoadFailedError):
+            await decode(d, TURN, handoff)
+        await all_free(d)
 
 
 async def test_a_client_that_leaves_during_a_read_frees_both_sides(side_channel: int) -> None:

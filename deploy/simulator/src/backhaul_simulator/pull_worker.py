@@ -175,10 +175,6 @@ class PullConnectorWorker:
         # The last of the holder's blocks, whatever the tokens (``_apply_prefix_caching``).
         assert len(local) <= len(theirs), f"{len(local)} blocks to read, {len(theirs)} there"
         theirs = list(theirs[-len(local) :])
-        if any(not 0 <= block_id < remote.metadata.num_blocks for block_id in theirs):
-            _log.warning("a read for %s names blocks that engine %s does not have", req_id, meta.remote.engine_id)
-            self._failures.add(req_id)
-            return
         memory = self._memory
 
         def ended(read: Read) -> None:
