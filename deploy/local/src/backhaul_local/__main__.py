@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -55,7 +56,13 @@ for turn in range(3):
     messages.append({{"role": "assistant", "content": reply.parse().choices[0].message.content}})
     messages.append({{"role": "user", "content": "Say more."}})
 
-Ctrl-C stops everything."""
+{engines}Ctrl-C stops everything."""
+
+_SIMULATED_ENGINES = """The engines are simulated: their words mean nothing, and change when a wrong block is read.
+What they counted: {ledgers}
+How to make one misbehave: docs/simulator.md
+
+"""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,6 +85,14 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--state", type=Path, default=Path(".state"), help="folder for models, data and logs")
         command.add_argument("--size", choices=["demo", "tiny"], default="demo", help="size of the random model")
         command.add_argument("--simulated", action="store_true", help="simulated engines instead of vLLM")
+        command.add_argument(
+            "--simulator-options",
+            type=shlex.split,
+            default=[],
+            metavar="OPTIONS",
+            help="options of every simulated engine: --simulator-options='--block-size 16 --decode-step-s 0.02' "
+            "(python -m backhaul_simulator --help lists them)",
+        )
         command.add_argument("--prefill", type=int, metavar="N", help="prefill engines (default: 1, simulated: 2)")
         command.add_argument("--decode", type=int, metavar="N", help="decode engines (default: 1, simulated: 2)")
         command.add_argument("--etcd-members", type=int, default=1, metavar="N", help="members of the etcd cluster")
@@ -109,13 +124,17 @@ def _stack(options: argparse.Namespace, console: Console, steps: Steps) -> Itera
 
 
 def _simulated(options: argparse.Namespace) -> dict[str, Any]:
+    # Of an option that is given twice, the last counts.
+    flags = [*_SIMULATED_SPEEDS, *options.simulator_options]
     return {
-        "prefill": [SimulatedEngine(flags=_SIMULATED_SPEEDS)] * (options.prefill or 2),
-        "decode": [SimulatedEngine(flags=_SIMULATED_SPEEDS, ttl_s=480)] * (options.decode or 2),
+        "prefill": [SimulatedEngine(flags=flags)] * (options.prefill or 2),
+        "decode": [SimulatedEngine(flags=flags, ttl_s=480)] * (options.decode or 2),
     }
 
 
 def _real(options: argparse.Namespace, state: Path, steps: Steps) -> dict[str, Any]:
+    if options.simulator_options:
+        raise LocalError("--simulator-options are for --simulated engines")
     if not options.engine_python.exists():
         raise LocalError(f"no engine environment at {options.engine_python}: run `make install`")
     # Not resolved: the link in bin/ is what makes a Python that of an environment.
@@ -174,12 +193,22 @@ def _arm(url: str, plan: Plan, console: Console, steps: Steps, *, reuse: bool) -
 
 def _up(options: argparse.Namespace, console: Console) -> int:
     with ConsoleSteps(console) as steps, _stack(options, console, steps) as stack:
-        text = _UP.format(url=stack.routers[0], grpc=stack.grpc_routers[0], logs=stack.logs, model=MODEL_NAME)
+        text = _UP.format(
+            url=stack.routers[0],
+            grpc=stack.grpc_routers[0],
+            logs=stack.logs,
+            model=MODEL_NAME,
+            engines=_about_simulated(stack) if options.simulated else "",
+        )
         console.print(text, highlight=False, soft_wrap=True)
         try:
             stack.watch()
         except KeyboardInterrupt:
             return 0
+
+
+def _about_simulated(stack: Stack) -> str:
+    return _SIMULATED_ENGINES.format(ledgers=" ".join(f"{node.url}/simulator/ledger" for node in stack.nodes))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
