@@ -30,7 +30,7 @@ _NUMBERS = (
     ("clock_rate_ppm", "PPM", "how much faster this process's perf_counter runs, in millionths"),
 )
 
-_PLAIN = ("agent_socket", "model", "weights", "bidirectional", "connector")
+_PLAIN = ("agent_socket", "model", "weights", "bidirectional", "async_scheduling", "connector")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,6 +63,12 @@ def _parser() -> argparse.ArgumentParser:
         dest="bidirectional",
         action="store_false",
         help="no bidirectional_kv_xfer: nothing is retained, and what is promised is never read",
+    )
+    parser.add_argument(
+        "--no-async-scheduling",
+        dest="async_scheduling",
+        action="store_false",
+        help="plan no step before the last one's tokens are known",
     )
     parser.add_argument(
         "--no-connector",
