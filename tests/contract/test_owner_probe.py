@@ -60,6 +60,7 @@ async def probing(
         channel=SideChannel(context),
         clock=FastClock(),
         ranks=lambda: ranks,
+        stall_s=20.0,
     )
     running = asyncio.create_task(probe.run(seen.servers.append, seen.engines.__setitem__))
     try:
@@ -90,6 +91,14 @@ async def test_an_adapter_that_is_loaded_later_is_noticed(context: zmq.asyncio.C
         await seen.becomes(lambda facts: facts.models == ("model-1", "adapter-1"))
 
 
+async def test_a_long_list_of_models_that_comes_in_pieces_is_read_whole(context: zmq.asyncio.Context) -> None:
+    async with FakeVllmHttp() as http:
+        http.models += [f"adapter-{number}-{'x' * 900}" for number in range(500)]
+        http.piece_bytes = 10_000
+        async with probing(context, http.url, 1) as seen:
+            await seen.becomes(lambda facts: facts.models == tuple(http.models))
+
+
 async def test_a_server_that_does_not_answer_keeps_its_models(context: zmq.asyncio.Context) -> None:
     async with FakeVllmHttp() as http, probing(context, http.url, 1) as seen:
         await seen.becomes(lambda facts: bool(facts.models))
@@ -111,6 +120,33 @@ async def test_a_server_that_is_late_is_healthy_until_it_is_late_three_times_in_
         http.late_count = 3
         await seen.becomes(lambda facts: facts.problem == "the server does not answer: 3 time-outs in a row")
         await seen.becomes(lambda facts: facts.healthy)
+
+
+async def test_an_engine_that_is_stuck_behind_a_healthy_server_is_not_healthy_until_it_moves(
+    context: zmq.asyncio.Context,
+) -> None:
+    async with FakeVllmHttp() as http, probing(context, http.url, 1) as seen:
+        await seen.becomes(lambda facts: facts.healthy)
+        http.metrics = figures(running=0, waiting=3, tokens=100)
+        await seen.becomes(lambda facts: "made no progress for 20 s" in facts.problem)
+        assert not seen.server.healthy
+        http.metrics = figures(running=3, waiting=0, tokens=101)
+        await seen.becomes(lambda facts: facts.healthy)
+        http.metrics = ""
+        answers = len(seen.servers)
+        await eventually(lambda: len(seen.servers) > answers + 40)
+        assert seen.server.healthy
+
+
+def figures(*, running: int, waiting: int, tokens: int) -> str:
+    """Returns what vLLM's /metrics says."""
+    labels = '{engine="0",model_name="model-1"}'
+    return (
+        f"# HELP vllm:num_requests_running Number of requests in model execution batches.\n"
+        f"vllm:num_requests_running{labels} {running}.0\n"
+        f"vllm:num_requests_waiting{labels} {waiting}.0\n"
+        f"vllm:generation_tokens_total{labels} {tokens}.0\n"
+    )
 
 
 async def test_a_proxy_in_the_environment_is_ignored(

@@ -1,6 +1,7 @@
 """The part of vLLM's HTTP server that says who it is: health, models, version."""
 
 import asyncio
+import json
 from types import TracebackType
 from typing import Self
 
@@ -16,12 +17,17 @@ class FakeVllmHttp:
         """Health checks that will not be answered."""
         self.models = ["model-1"]
         self.models_status = 200
+        self.piece_bytes = 0
+        """Sends the list of models in pieces of this size; 0: whole."""
+        self.metrics = ""
+        """Answer to /metrics; none when empty."""
         self.requests: list[str] = []
         self.port = 0
         application = web.Application()
         application.router.add_get("/health", self._health)
         application.router.add_get("/v1/models", self._list_models)
         application.router.add_get("/version", self._version)
+        application.router.add_get("/metrics", self._show_metrics)
         self._runner = web.AppRunner(application, handler_cancellation=True)
 
     async def __aenter__(self) -> Self:
@@ -52,10 +58,24 @@ class FakeVllmHttp:
             await asyncio.Event().wait()
         return web.Response(status=200 if self.healthy else 503)
 
-    async def _list_models(self, request: web.Request) -> web.Response:
+    async def _list_models(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(request.path)
         data = [{"id": name, "object": "model", "max_model_len": 4096} for name in self.models]
-        return web.json_response({"object": "list", "data": data}, status=self.models_status)
+        document = {"object": "list", "data": data}
+        if not self.piece_bytes:
+            return web.json_response(document, status=self.models_status)
+        return await self._in_pieces(request, json.dumps(document).encode())
+
+    async def _in_pieces(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for start in range(0, len(body), self.piece_bytes):
+            await response.write(body[start : start + self.piece_bytes])
+            await asyncio.sleep(0)
+        return response
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.metrics, status=200 if self.metrics else 404)
 
     async def _version(self, request: web.Request) -> web.Response:
         self.requests.append(request.path)

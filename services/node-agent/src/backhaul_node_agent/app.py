@@ -105,6 +105,7 @@ class App:
                 channel=channel,
                 clock=self._clock,
                 ranks=lambda: [facts.rank for facts in self._owner.engines()],
+                stall_s=config.stall_s,
             )
             grpc_server = GrpcServer(address=config.listen, service_names=[SERVICE_NAME])
             agent_pb2_grpc.add_BlockSetServiceServicer_to_server(BlockSetServicer(self._agent), grpc_server.server)

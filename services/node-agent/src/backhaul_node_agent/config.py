@@ -48,6 +48,8 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
     """What is kept between a claim's deadline and the engine's, and between a lapse and what follows it."""
     retained_share: float = Field(default=0.5, gt=0.0, le=1.0)
     """Share of the engine's blocks that finished turns may hold; beyond it the oldest are released. Needs nixl."""
+    stall_s: float = Field(default=120.0, ge=1.0, le=3600.0)
+    """How long an engine that has requests may show no progress in its metrics before the node is not ready."""
     drain_s: float = Field(default=2.0, ge=0.0, le=60.0)
     """How long the agent releases what it holds when it is asked to end."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

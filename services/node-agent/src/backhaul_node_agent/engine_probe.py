@@ -1,4 +1,4 @@
-"""What the vLLM server says of itself: health, models and version over HTTP, its engines over NIXL's side channel.
+"""What the vLLM server says of itself: health, progress, models, version over HTTP, its engines over the side channel.
 
 Asks for ever, so that whatever changes is noticed: an adapter loaded later, an engine that restarted within a blink. A
 server that does not answer is not ready; only another engine id means that the engine before it is gone. On a busy
@@ -18,6 +18,7 @@ import zmq.asyncio
 from backhaul_common.addresses import join_address
 from backhaul_common.clock import Clock
 from backhaul_node_agent.core.node import ServerFacts, SideChannelFacts
+from backhaul_node_agent.core.progress import Progress, read_figures
 
 _log = structlog.get_logger(__name__)
 
@@ -101,13 +102,18 @@ class EngineProbe:
         channel: SideChannel,
         clock: Clock,
         ranks: Callable[[], Iterable[int]],
+        stall_s: float,
     ) -> None:
-        """`side_channel` is that of rank 0; `ranks` names the data-parallel ranks that are known."""
+        """`side_channel` is that of rank 0; `ranks` names the data-parallel ranks that are known.
+
+        An engine that has requests and stands still for `stall_s` seconds is not healthy, whatever the server says.
+        """
         self._url = engine_url
         self._host, self._port = side_channel
         self._channel = channel
         self._clock = clock
         self._ranks = ranks
+        self._progress = Progress(stall_s)
 
     async def run(
         self, on_server: Callable[[ServerFacts], None], on_engine: Callable[[int, SideChannelFacts], None]
@@ -122,7 +128,7 @@ class EngineProbe:
     async def _watch_server(self, http: aiohttp.ClientSession, on_server: Callable[[ServerFacts], None]) -> None:
         facts, details_due = ServerFacts(), 0.0
         while True:
-            problem = await self._health_problem(http)
+            problem = await self._health_problem(http) or await self._stall_problem(http)
             recovered = not problem and not facts.healthy
             if not problem and (recovered or not facts.models or self._clock.monotonic() >= details_due):
                 facts = await self._details(http, facts)
@@ -145,6 +151,15 @@ class EngineProbe:
                 return f"the server does not answer: {type(error).__name__}"
         return f"the server does not answer: {_HEALTH_ATTEMPTS} time-outs in a row"
 
+    async def _stall_problem(self, http: aiohttp.ClientSession) -> str:
+        """Returns which engine is stuck; empty when none is, or when the server does not show its figures."""
+        try:
+            async with http.get(f"{self._url}/metrics") as response:
+                shown = await _body(response) if response.status == 200 else b""
+        except (aiohttp.ClientError, TimeoutError):
+            shown = b""
+        return self._progress.problem(read_figures(shown.decode(errors="replace")), self._clock.monotonic())
+
     async def _details(self, http: aiohttp.ClientSession, known: ServerFacts) -> ServerFacts:
         """Returns the facts with models and version as they are now; what cannot be learnt stays as it was."""
         models = _names(await self._json(http, "/v1/models"))
@@ -157,7 +172,7 @@ class EngineProbe:
             async with http.get(self._url + path) as response:
                 if response.status != 200:
                     return None
-                return msgspec.json.decode(await response.content.read(_MAX_BODY_BYTES))
+                return msgspec.json.decode(await _body(response))
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
             _log.debug("engine did not answer", path=path, error=type(error).__name__)
             return None
@@ -176,6 +191,14 @@ class EngineProbe:
                 told.pop(rank, None)
                 on_engine(rank, reply.facts)
             await self._clock.sleep(_SIDE_CHANNEL_EVERY_S)
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    """Returns the body, however many pieces it comes in, cut at 4 MiB."""
+    body = bytearray()
+    while len(body) < _MAX_BODY_BYTES and (piece := await response.content.readany()):
+        body += piece
+    return bytes(body[:_MAX_BODY_BYTES])
 
 
 def _names(models: object) -> tuple[str, ...]:

@@ -1,0 +1,71 @@
+"""What counts as progress of an engine, and when it is stuck."""
+
+import pytest
+
+from backhaul_node_agent.core.progress import Figures, Progress, read_figures
+
+BUSY = Figures(waiting=3, running=1, used=0.5, token_count=100)
+
+
+def problems(*steps: tuple[float, Figures]) -> list[bool]:
+    """Tells, for each step, whether the engine of rank 0 is stuck; it may stand still for 10 s."""
+    progress = Progress(10)
+    return [bool(progress.problem({0: figures}, at)) for at, figures in steps]
+
+
+def test_an_engine_is_stuck_after_it_has_stood_still_with_requests() -> None:
+    assert problems((0, BUSY), (9, BUSY), (10, BUSY), (20, BUSY)) == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        Figures(waiting=3, running=1, used=0.5, token_count=101),
+        Figures(waiting=3, running=1, used=0.6, token_count=100),
+        Figures(waiting=3, running=2, used=0.5, token_count=100),
+        Figures(waiting=2, running=1, used=0.5, token_count=100),
+    ],
+    ids=["a token", "more of a long prompt", "another request runs", "one waits no longer"],
+)
+def test_any_change_is_progress(moved: Figures) -> None:
+    assert problems((0, BUSY), (9, moved), (18, moved), (19, moved)) == [False, False, False, True]
+    assert problems((0, BUSY), (15, BUSY), (16, moved)) == [False, True, False]
+
+
+def test_requests_that_arrive_are_no_progress() -> None:
+    more = [Figures(waiting=number, running=1, used=0.5, token_count=100) for number in range(3, 8)]
+    assert problems(*((3.0 * at, figures) for at, figures in enumerate(more))) == [False, False, False, False, True]
+
+
+def test_an_engine_without_requests_may_stand_still_and_its_time_counts_from_the_first_one() -> None:
+    idle = Figures(used=0.5, token_count=100)
+    waiting = Figures(waiting=1, used=0.5, token_count=100)
+    assert problems((0, idle), (100, idle), (101, waiting), (110, waiting), (111, waiting)) == [
+        *(False, False, False, False),
+        True,
+    ]
+
+
+def test_one_rank_is_stuck_beside_another_that_works() -> None:
+    progress = Progress(10)
+    progress.problem({0: BUSY, 1: BUSY}, 0)
+    assert "rank 1 " in progress.problem({0: Figures(running=1, token_count=9), 1: BUSY}, 10)
+    assert progress.problem({}, 20) == ""
+
+
+def test_figures_are_read_by_rank_and_summed_over_models() -> None:
+    exposition = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 2.0
+vllm:num_requests_running{engine="1",model_name="m"} 0.0
+vllm:num_requests_waiting{engine="1",model_name="m"} 4.0
+vllm:num_requests_waiting_by_reason{engine="1",model_name="m",reason="capacity"} 9.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:prompt_tokens_total{engine="0",model_name="m"} 1e+06
+vllm:generation_tokens_total{engine="0",model_name="m"} 5.0
+vllm:generation_tokens_total{engine="0",model_name="adapter"} 7.0
+"""
+    assert read_figures(exposition) == {
+        0: Figures(running=2, used=0.25, token_count=1_000_012),
+        1: Figures(waiting=4),
+    }
+    assert read_figures("") == {}
