@@ -30,7 +30,13 @@ _NUMBERS = (
     ("clock_rate_ppm", "PPM", "how much faster this process's perf_counter runs, in millionths"),
 )
 
-_PLAIN = ("agent_socket", "model", "weights", "bidirectional", "async_scheduling", "connector")
+_SWITCHES = (
+    ("bidirectional", "bidirectional_kv_xfer; without it turns retain nothing, and what is promised is never read"),
+    ("async_scheduling", "plan a step before the last one's tokens are known"),
+    ("connector", "Backhaul's connector; without it vLLM's own NixlConnector"),
+)
+
+_TEXTS = ("agent_socket", "model", "weights")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,24 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     for name, metavar, text in _NUMBERS:
         default = getattr(_DEFAULTS, name)
         parser.add_argument(_flag(name), type=type(default), default=default, metavar=metavar, help=text)
-    parser.add_argument(
-        "--no-bidirectional",
-        dest="bidirectional",
-        action="store_false",
-        help="no bidirectional_kv_xfer: nothing is retained, and what is promised is never read",
-    )
-    parser.add_argument(
-        "--no-async-scheduling",
-        dest="async_scheduling",
-        action="store_false",
-        help="plan no step before the last one's tokens are known",
-    )
-    parser.add_argument(
-        "--no-connector",
-        dest="connector",
-        action="store_false",
-        help="vLLM's own NixlConnector in place of Backhaul's",
-    )
+    for name, text in _SWITCHES:
+        default = getattr(_DEFAULTS, name) if name != "connector" else True
+        parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=default, help=text)
     return parser
 
 
