@@ -302,6 +302,7 @@ def test_a_handle_in_its_last_seconds_or_past_them_is_a_bare_500(stock: Stock, l
     "change",
     [
         pytest.param({"remote_engine_id": "another-engine"}, id="another engine at its port"),
+        pytest.param({"remote_engine_id": "another-engine", "remote_port": 1}, id="nobody at its port"),
         pytest.param({"remote_block_ids": [[10_000_000] * 11]}, id="blocks that do not exist"),
     ],
 )

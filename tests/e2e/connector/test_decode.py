@@ -4,11 +4,26 @@ import time
 
 import pytest
 
-from backhaul_connector.wire import Claimed, Deadlines, Freed, Hello, Replayed, Retained, Returned
+from backhaul_connector.wire import PROTOCOL_VERSION, Claimed, Deadlines, Freed, Hello, Replayed, Retained, Returned
 from backhaul_local.engines import MODEL_NAME
+from tests.engine_fixtures import BLOCKS
 from tests.fakes.engine_pair import SCOPE, Pair
 
 pytestmark = pytest.mark.timeout(120)
+
+
+def test_a_connector_says_who_it_is_and_what_its_engine_can_do(pair: Pair) -> None:
+    hello = pair.decode.agent.wait(Hello)
+    peer = pair.decode.shake_hands()
+
+    assert (hello.protocol, hello.rank, hello.problem) == (PROTOCOL_VERSION, 0, "")
+    assert hello.engine_id == peer.metadata["engine_id"]
+    assert (hello.block_size, hello.block_count) == (32, BLOCKS)
+    assert (hello.tp_size, hello.recompute_threshold) == (1, 1)
+    assert (hello.ttl_s, hello.lease_s) == (pair.decode.ttl_s, pair.decode.lease_s)
+    assert hello.vllm_version.partition("+")[0] == "0.32.0"
+    assert 0 < peer.clock - hello.now < 3600
+    assert pair.decode.weights_digest() == pair.prefill.weights_digest() != ""
 
 
 def test_no_reply_of_a_labelled_turn_carries_a_handle(pair: Pair) -> None:
