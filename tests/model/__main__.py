@@ -18,7 +18,13 @@ def play(number: int, *, examples: int, steps: int, shrink: bool = True) -> None
     """Plays the histories of one seed. Raises what the first bad one raises, after it was made short."""
     phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
     chosen = settings(
-        max_examples=examples, stateful_step_count=steps, deadline=None, database=None, phases=phases, print_blob=False
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        phases=phases,
+        print_blob=False,
+        report_multiple_bugs=False,
     )
     run_state_machine_as_test(seed(number)(ClaimsMachine), settings=chosen)
 

@@ -98,13 +98,17 @@ class AgentProcess:
             self._publishers.setdefault(event.facts.engine_id, Publisher(event.facts.engine_id, self._etcd))
         self.perform(self.owner.handle(event, now), now)
 
-    def lost(self, connection: int, engine_id: str, now: float, *, noticed: bool) -> None:
-        """Notices that a connection is closed, or will do so later."""
-        event = ev.ConnectorLost(connection, engine_id)
+    def lost(self, events: Sequence[ev.Event], now: float, *, noticed: bool) -> None:
+        """Takes in what a closed connection still had to say, now or later."""
+        self._unheard += events
         if noticed and not self.frozen:
+            self.catch_up(now)
+
+    def catch_up(self, now: float) -> None:
+        """Takes in what is waiting."""
+        unheard, self._unheard = self._unheard, []
+        for event in unheard:
             self.hear(event, now)
-        else:
-            self._unheard.append(event)
 
     def perform(self, effects: Sequence[ev.Effect], now: float) -> None:
         """Carries effects out, in order."""
@@ -123,9 +127,7 @@ class AgentProcess:
         """Lets time pass."""
         if self.frozen:
             return
-        unheard, self._unheard = self._unheard, []
-        for event in unheard:
-            self.hear(event, now)
+        self.catch_up(now)
         self._keep_lease(now)
         for engine_id, publisher in list(self._publishers.items()):
             for event in publisher.step(now, joined=bool(self._lease_id), reachable=self.reachable):

@@ -16,16 +16,16 @@ WEIGHTS = "weights"
 IDENTITY = identity_of(weights_digest=WEIGHTS, adapter="", cache_salt="", scope=SCOPE)
 HEARTBEAT_S = 120.0
 """A renewal moves a deadline to now + this, if that is later (two thirds of `kv_lease_duration`)."""
-MAX_QUEUED = 6
+MAX_QUEUED = 3
 
 _SOMEBODY_ELSES = (-1,) * BLOCK_SIZE
 
 _blocks = itertools.count(1)
 
 
-def kv_of(tokens: Sequence[int]) -> list[int]:
-    """Returns what the cache holds for each token: it depends on all tokens before."""
-    content, before = [], 0
+def kv_of(tokens: Sequence[int], identity: bytes = IDENTITY) -> list[int]:
+    """Returns what the cache holds for each token: it depends on all tokens before, on weights and so on."""
+    content, before = [], int.from_bytes(identity)
     for token in tokens:
         before = hash((before, token))
         content.append(before)
@@ -56,15 +56,15 @@ class DecodeEngine:
         return self.leases.keys() & self.turns.keys()
 
     def finish_turn(self, set_id: str, tokens: list[int], key: str, deadline: float) -> None:
-        """Retains a labelled turn, and reports it."""
+        """Retains a labelled turn, and reports it. Of its last token nothing is in the cache yet."""
         label = decode.label_of({wire.PARAMS_KEY: {"scope": SCOPE, "keys": [key]}})
         assert label is not None
         turn = decode.opened(label, identity=IDENTITY, prompt=tokens[:-9], extras=(), block_size=BLOCK_SIZE)
         assert turn is not None
-        self._retain(set_id, tokens, deadline)
+        self._retain(set_id, tokens[:-1], deadline)
         params = engine_params(
             set_id,
-            len(tokens),
+            len(tokens) - 1,
             BLOCK_SIZE,
             remote_block_ids=[self._blocks[set_id]],
             remote_engine_id=self.engine_id,

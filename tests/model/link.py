@@ -1,5 +1,6 @@
 """The socket between a decode engine's connector and the agents: one session at a time, which breaks when it likes."""
 
+import contextlib
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -42,12 +43,18 @@ class Link:
         self.ping(now)
 
     def cut(self, now: float, *, noticed: bool = True) -> None:
-        """Ends the session; the agent may not have `noticed` yet."""
+        """Ends the session. An agent that has not `noticed` yet still has to take in what was sent before."""
         agent, self.agent = self.agent, None
-        if agent is not None:
-            self._engine.ledger.disconnect()
-            self._replay.clear()
-            agent.lost(self._number, self._engine.engine_id, now, noticed=noticed)
+        if agent is None:
+            return
+        events: list[ev.Event] = []
+        if not noticed:
+            with contextlib.suppress(BufferError):
+                while (message := self._next()) is not None:
+                    events.append(self._event(message))
+        self._engine.ledger.disconnect()
+        self._replay.clear()
+        agent.lost([*events, ev.ConnectorLost(self._number, self._engine.engine_id)], now, noticed=noticed)
 
     def tell(self, message: wire.Claimed | wire.Returned) -> None:
         """Brings the connector what its agent wrote."""
@@ -70,33 +77,35 @@ class Link:
             if self.agent is None or now < self.stalled_until or self.agent.frozen:
                 return
             try:
-                message = self._replay.popleft() if self._replay else self._engine.ledger.take()
+                message = self._next()
             except BufferError:
                 self.cut(now)
                 return
             if message is None:
                 return
-            self._bring(self.agent, message, now)
+            self.agent.hear(self._event(message), now)
 
-    def _bring(self, agent: "AgentProcess", message: wire.FromConnector, now: float) -> None:
+    def _next(self) -> wire.FromConnector | None:
+        return self._replay.popleft() if self._replay else self._engine.ledger.take()
+
+    def _event(self, message: wire.FromConnector) -> ev.Event:
         number, engine_id = self._number, self._engine.engine_id
         match message:
             case wire.Retained(set=report, replayed=replayed):
                 self._replayed += replayed
                 block_set = convert.block_set(report)
-                event: ev.Event = ev.Reported(
+                return ev.Reported(
                     number, engine_id, block_set, report.deadline, granted=report.claimed, replayed=replayed
                 )
             case wire.Replayed(set_count=count):
                 assert count == self._replayed
-                event = ev.ReplayFinished(number, engine_id)
+                return ev.ReplayFinished(number, engine_id)
             case wire.Freed(set_ids=set_ids):
-                event = ev.SetsFreed(number, engine_id, set_ids)
+                return ev.SetsFreed(number, engine_id, set_ids)
             case wire.Deadlines(deadlines=deadlines):
-                event = ev.DeadlinesConfirmed(number, engine_id, deadlines)
+                return ev.DeadlinesConfirmed(number, engine_id, deadlines)
             case _:
                 raise AssertionError(message)
-        agent.hear(event, now)
 
     def _hello(self, now: float) -> wire.Hello:
         return wire.Hello(

@@ -1,15 +1,15 @@
 """One prefill engine: proves handles, reads from the decode engine's memory block by block, and fences late reads."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from backhaul_connector.fence import EndFence
 from backhaul_connector.handles import USED, Handles
-from backhaul_connector.prefill import Layout, Prompt, judge
+from backhaul_connector.prefill import Judgement, Layout, Prompt, judge, without_handle
 from tests.model.clocks import Clock, RemoteClocks
-from tests.model.engine import BLOCK_SIZE, IDENTITY, DecodeEngine
+from tests.model.engine import BLOCK_SIZE, DecodeEngine
 
 _LAYOUT = Layout(BLOCK_SIZE, trims=True)
 _MIN_VERIFIED = 64
@@ -35,8 +35,7 @@ class Read:
     request_id: str
     params: dict[str, Any]
     prompt: list[int]
-    count: int
-    """Tokens that are used of what is read."""
+    identity: bytes
     pace: Pace
     next_at: float
     started: bool = False
@@ -56,8 +55,15 @@ class Read:
         return float(self.params["remote_blocks_expiry_time"])
 
     @property
+    def count(self) -> int:
+        """Tokens that are used of what is read."""
+        return min(int(self.params["remote_num_tokens"]), len(self.prompt))
+
+    @property
     def blocks(self) -> list[int]:
-        return list(self.params["remote_block_ids"][0])
+        """Of a handle that is longer than the prompt vLLM reads the last blocks."""
+        needed = -(-self.count // BLOCK_SIZE)
+        return list(self.params["remote_block_ids"][0])[-needed:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +96,18 @@ class PrefillEngine:
         self._fence = EndFence(clocks)
         self._numbers = 0
 
-    def admit(self, params: dict[str, Any], prompt: list[int], pace: Pace, now: float) -> Answer:
-        """Takes a leg in."""
+    def admit(self, params: dict[str, Any], prompt: list[int], identity: bytes, pace: Pace, now: float) -> Answer:
+        """Takes a leg in (backhaul_connector.scheduler, `_admit_prefill`)."""
         self.clocks.step(now)
-        judgement = judge(params, Prompt(prompt, (), IDENTITY), _LAYOUT, _MIN_VERIFIED)
-        refused = judgement.refused or self._handles.refuses(judgement.params, self._clock.at(now))
-        if refused:
-            return Answer(refused, spent=refused == USED)
-        self._numbers += 1
-        self.reads.append(
-            Read(f"leg-{self._numbers}", judgement.params, prompt, judgement.verified, pace, now + pace.wait_s)
-        )
-        return Answer("", spent=True)
+        judgement = judge(params, Prompt(prompt, (), identity), _LAYOUT, _MIN_VERIFIED)
+        refused = judgement.refused
+        if not refused and (refused := self._handles.refuses(judgement.params, self._clock.at(now))):
+            judgement = Judgement(without_handle(params), judgement.verified, refused)
+        if judgement.params["remote_block_ids"]:
+            self._numbers += 1
+            request_id = f"leg-{self._numbers}"
+            self.reads.append(Read(request_id, judgement.params, prompt, identity, pace, now + pace.wait_s))
+        return Answer(refused, spent=not refused or refused == USED)
 
     def step(self, now: float) -> None:
         """Lets reads go on."""
@@ -149,13 +155,3 @@ def _meta(read: Read) -> Any:
     """Returns what vLLM's scheduler tells the worker (nixl/metadata.py, `ReqMeta`)."""
     remote = SimpleNamespace(engine_id=read.engine_id, host="127.0.0.1", port=5601, blocks_expiry_time=read.deadline)
     return SimpleNamespace(remote=remote, local_block_ids=(list(read.blocks),))
-
-
-def reading(engines: Iterable[PrefillEngine], set_id: str, engine_id: str) -> list[Read]:
-    """Returns the reads of one set that are under way."""
-    return [
-        read
-        for engine in engines
-        for read in engine.reads
-        if read.started and (read.set_id, read.engine_id) == (set_id, engine_id)
-    ]

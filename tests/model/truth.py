@@ -19,6 +19,8 @@ class Given:
     """Whether its router may still use it, or has used it."""
     sent: bool = False
     """Whether a prefill engine has got the handle."""
+    noted: bool = True
+    """Whether the connector got to know of it: then the set is never granted again, however late it is."""
 
     @property
     def set_id(self) -> str:
@@ -38,21 +40,20 @@ class Truth:
         """Returns the grants of a set under which a read may be under way while the engine's clock shows `shown`."""
         return [one for one in self.given if one.set_id == set_id and one.usable and shown < one.grant.deadline]
 
-    def granted(self, agent: AgentProcess, grant: Grant, request_id: str, now: float, *, at_once: bool) -> Given:
+    def granted(self, given: Given, now: float, *, at_once: bool) -> None:
         """Judges a grant when it is answered; `at_once` when no time has passed since it was decided."""
+        grant = given.grant
         set_id, shown = grant.name.set_id, self._engine.clock.at(now)
         assert grant.name.engine_id == self._engine.engine_id, "granted for an engine that is gone"
         assert set_id in self._engine.turns, "a foreign id was granted"
         assert set_id in self._engine.leases, "granted although freed"
-        assert not agent.drained, "granted by a drained node"
-        others = [one for one in self.usable(set_id, shown) if one.request_id != request_id]
-        assert not others, "granted twice"
+        assert not given.agent.drained, "granted by a drained node"
+        others = [one for one in self.given if one.set_id == set_id and one.usable]
+        assert not [one for one in others if one.noted or shown < one.grant.deadline], "granted twice"
         assert grant.deadline <= self._engine.leases[set_id] - LIMITS.margin_s, "granted past the engine's deadline"
         assert grant.deadline <= shown + LIMITS.claim_ttl_s, "granted for longer than a fence waits"
         assert not at_once or grant.deadline - shown >= LIMITS.least_left_s, "granted too late for a read"
-        given = Given(grant, request_id, agent)
         self.given.append(given)
-        return given
 
     def released(self, set_id: str, now: float) -> None:
         """Judges a release when it is sent."""
@@ -70,9 +71,11 @@ class Truth:
         assert not [one for one in others if shown < one.deadline], "two reads of one set overlap"
         self._reading.append(read)
 
-    def used(self, read: Read) -> None:
+    def used(self, read: Read, now: float) -> None:
         """Judges a read that was not failed: its content goes into the prefill engine's cache."""
-        assert read.copied[: read.count] == kv_of(read.prompt)[: read.count], "wrong content was used"
+        right = kv_of(read.prompt, read.identity)[: read.count]
+        assert read.copied[: read.count] == right, "wrong content was used"
+        assert self._engine.clock.at(now) < read.deadline, "a late read was used"
         assert read.set_id not in self._used, "one set was used twice"
         self._used.add(read.set_id)
         self._reading = [one for one in self._reading if one is not read]

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from backhaul_node_agent import convert
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.block_set import BlockSet
-from backhaul_node_agent.core.granting import ClaimRequest, Grant, Refusal
+from backhaul_node_agent.core.granting import ClaimRequest, Refusal
 from backhaul_node_agent.core.life import State
 from tests.model.agent import AgentProcess, note_of
 from tests.model.clocks import Clock, RemoteClocks
 from tests.model.engine import DecodeEngine
 from tests.model.etcd import Etcd, pointers_of
 from tests.model.link import Link
-from tests.model.prefill import Answer, Pace, PrefillEngine
+from tests.model.prefill import Pace, PrefillEngine
 from tests.model.truth import Given, Truth
 
 RECONNECT_S = 1.0
@@ -41,8 +41,10 @@ class World:
         self.agents[1].reachable = False
         self.listener = self.agents[0]
         """Who has the socket's path: the connector connects to it."""
-        self.lose_note = False
-        """Whether the next note to the connector gets lost, with the connection."""
+        self.notes_vanish = False
+        """Whether what agents write to connectors gets lost, and they don't know."""
+        self.etcd_is_certain = True
+        """Whether what was written to etcd stays."""
         self._rates = rates
         self._clocks: dict[str, Clock] = {}
         self._numbers = itertools.count(1)
@@ -67,7 +69,7 @@ class World:
             RemoteClocks(clock, self._clocks),
             engine=lambda: self.engine,
             started=lambda read: self.truth.started(read, self.now),
-            used=lambda read: self.truth.used(read),
+            used=lambda read: self.truth.used(read, self.now),
         )
 
     def start_engine(self) -> None:
@@ -112,13 +114,14 @@ class World:
         self.link.connect(agent, self.now)
 
     def jump(self, seconds: float) -> None:
-        """Lets the decode engine's clock jump; everybody measures it before a router goes on with what it has."""
+        """Lets the decode engine's clock jump ahead; everybody measures it before a router goes on with what it has."""
         self._clocks[self.engine.engine_id].epoch += seconds
         for given in self.truth.given:
             given.usable = False
         for prefill in self.prefills:
             prefill.clocks.measure(self.engine.engine_id)
         self.engine.step(self.now)
+        self.link.stalled_until = 0.0
         self.link.ping(self.now)
 
     # --- time
@@ -165,13 +168,12 @@ class World:
         match effect:
             case ev.TellClaimed() | ev.TellReturned():
                 if self.reaches(agent, effect.engine_id):
-                    lost, self.lose_note = self.lose_note, False
-                    if lost:
-                        self.cut(noticed=False)
-                    else:
-                        self.link.tell(note_of(effect))
+                    self.link.tell(note_of(effect))
             case ev.SendRelease() if effect.engine_id == self.engine.engine_id:
                 self.truth.released(effect.set_id, self.now)
+                if self.etcd_is_certain and agent.reachable:
+                    found = {pointer.set_id for pointer in self.etcd.state.pointers}
+                    assert effect.set_id not in found, "released before its pointer was gone"
                 self._notify(effect)
             case ev.SendRenewal() if effect.engine_id == self.engine.engine_id:
                 for set_id in effect.set_ids:
@@ -186,28 +188,52 @@ class World:
 
     def reaches(self, agent: AgentProcess, engine_id: str) -> bool:
         """Tells whether what an agent writes to an engine's connector arrives."""
-        return self.link.agent is agent and engine_id == self.engine.engine_id
+        return not self.notes_vanish and self.link.agent is agent and engine_id == self.engine.engine_id
+
+    def _writes(self, agent: AgentProcess, engine_id: str) -> bool:
+        """Tells whether an agent can write to an engine's connector, whatever becomes of it."""
+        if self.notes_vanish:
+            return engine_id == self.engine.engine_id and agent.owner.connected(engine_id)
+        return self.reaches(agent, engine_id)
 
     # --- routers
 
-    def claim(self, agent: AgentProcess, request: ClaimRequest, *, frozen_s: float = 0.0) -> Grant | Refusal:
-        """Asks an agent for a set (`Agent.claim`); it may freeze between granting and answering."""
+    def claim(
+        self, agent: AgentProcess, request: ClaimRequest, *, frozen_s: float = 0.0, broken: bool = False
+    ) -> Given | Refusal:
+        """Asks an agent for a set (`Agent.claim`).
+
+        It may freeze between granting and answering, or find that the connection is `broken`.
+        """
         outcome, effects = agent.owner.claim(request, self.now)
-        note_lost = self.lose_note
+        noted = self.reaches(agent, request.engine_id)
         agent.perform(effects, self.now)
         if isinstance(outcome, Refusal):
             assert not effects, "a refusal changes something"
             return outcome
-        # What is lost was written: the agent can't know.
-        flushed = self.reaches(agent, request.engine_id) or note_lost
         if frozen_s:
             self.freeze(agent, frozen_s)
-            flushed = flushed and self.reaches(agent, request.engine_id)
-        refusal = agent.owner.confirm(request, self.now) if flushed else Refusal("CONNECTOR_AWAY", "")
+        if broken:
+            self.cut()
+        if self._writes(agent, request.engine_id):
+            refusal = agent.owner.confirm(request, self.now)
+        else:
+            refusal = Refusal("CONNECTOR_AWAY", "the note could not be written")
         if refusal is not None:
             agent.perform(agent.owner.abandon(request.request_id, self.now), self.now)
             return refusal
-        return outcome
+        return self._given(Given(outcome, request.request_id, agent, noted=noted), at_once=not frozen_s)
+
+    def _given(self, given: Given, *, at_once: bool) -> Given:
+        if self.etcd_is_certain:
+            holder = self.etcd.state.holder
+            assert holder is not None and holder[0] == given.agent.session, "granted by an agent that is not the owner"
+        known = [one for one in self.truth.given if one.request_id == given.request_id]
+        if known:
+            assert known[0].grant.deadline == given.grant.deadline, "the same claim got another deadline"
+            return known[0]
+        self.truth.granted(given, self.now, at_once=at_once)
+        return given
 
     def give_back(self, given: Given) -> None:
         """Returns a claim to the agent that granted it, if that is still there."""
@@ -215,14 +241,13 @@ class World:
         if given.agent in self.agents and not given.agent.frozen:
             given.agent.perform(given.agent.owner.give_back(given.request_id, self.now), self.now)
 
-    def send(self, given: Given, slot: int, prompt: list[int], pace: Pace) -> Answer:
-        """Sends a handle to a prefill engine; its router returns the claim when the engine says that it is not spent."""
+    def send(self, given: Given, slot: int, prompt: list[int], identity: bytes, pace: Pace) -> None:
+        """Sends a handle to a prefill engine; its router returns the claim when that says that it is not spent."""
         given.sent = True
         params = json.loads(convert.handle(given.grant))
-        answer = self.prefills[slot].admit(params, prompt, pace, self.now)
+        answer = self.prefills[slot].admit(params, prompt, identity, pace, self.now)
         if not answer.spent:
             self.give_back(given)
-        return answer
 
     # --- what holds
 
@@ -236,7 +261,7 @@ class World:
 
     def calm_down(self) -> None:
         """Mends everything and lets it settle; judges what is left."""
-        self.lose_note = self.notifications_lost = False
+        self.notes_vanish = self.notifications_lost = False
         self.notification_delay_s = 0.0
         for slot, agent in enumerate(self.agents):
             agent.reachable, agent.frozen = True, False
