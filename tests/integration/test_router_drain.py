@@ -128,7 +128,7 @@ def process(stack: RouterStack, *flags: str) -> Iterator[tuple[int, "subprocess.
 
 async def test_steady_load_through_a_sigterm_loses_no_request(stack: RouterStack) -> None:
     """As behind a gateway that looks at `/ready` every 0.1 s."""
-    with process(stack, "--lame-duck-s", "1", "--lookup-budget-s", "1") as (port, router):
+    with process(stack, "--lame-duck-s", "2", "--lookup-budget-s", "1") as (port, router):
         url = f"http://127.0.0.1:{port}"
         load = _Load(url, stack)
         await eventually(lambda: load.ready(), 20)

@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import grpc
 import h11
 import pytest
 from aiohttp import web
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from backhaul.router.v1 import router_pb2, router_pb2_grpc
+from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_router import engine_client
 from backhaul_router.http_protocol import ApiServer, ClientLimits
 from tests.fakes.engine import FakeEngine, Leg, Step, bare_500, event_of, refuse, reset
@@ -259,6 +262,28 @@ async def test_a_compressed_body_is_limited_by_what_it_becomes() -> None:
         async with stack.client.post(f"{stack.url}{CHAT}", data=data, headers=headers) as response:
             assert response.status == 413
             assert "100000 bytes" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize(("more", "status"), [(0, 200), (1, 413)])
+async def test_the_limit_of_a_body_is_the_same_over_http_and_grpc(more: int, status: int) -> None:
+    async with router_stack(body_limit=50_000) as stack:
+        body = json.dumps(chat_body("hi")).encode()
+        body += b" " * (50_000 + more - len(body))
+        headers = {"content-type": "application/json"}
+        async with stack.client.post(f"{stack.url}{CHAT}", data=body, headers=headers) as response:
+            over_http = await response.read()
+            assert response.status == status
+        async with open_channel(f"127.0.0.1:{stack.router.grpc_port}") as channel:
+            stub = router_pb2_grpc.InferenceServiceStub(channel)
+            call = stub.ChatCompletions(router_pb2.ChatCompletionsRequest(body=body), timeout=5)
+            if not more:
+                assert len([step async for step in call]) == 2
+                return
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+        error = to_error(caught.value)
+        assert (error.reason, error.metadata) == ("BODY_LIMIT", {"limit": "50000"})
+        assert error.message == json.loads(over_http)["error"]["message"]
 
 
 async def strictly(stack: RouterStack, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:

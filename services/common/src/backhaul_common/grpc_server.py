@@ -20,8 +20,8 @@ MAX_MESSAGE_BYTES = 17 * 1024 * 1024
 MAX_CALLS = 4096
 """Calls with one answer, and again streams, that a server runs at once."""
 
-_HARD_LIMIT = 4
-"""Times as many calls, health checks included, before gRPC itself refuses them, unread and without a reason."""
+_SPARE_CALLS = 1000
+"""Health checks and calls about to be refused; beyond them gRPC lets clients wait, or refuses without a reason."""
 
 _OPTIONS = (
     # Clients ping every 10 s, with or without calls; twice as often is still no flood. The name in gRPC's documentation
@@ -59,10 +59,12 @@ class GrpcServer:
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
         )
+        most = 2 * max_calls + _SPARE_CALLS
         self.server = grpc.aio.server(
             interceptors=(server_interceptor(), ErrorInterceptor(), CallLimitInterceptor(max_calls)),
-            options=(*_OPTIONS, *limits),
-            maximum_concurrent_rpcs=_HARD_LIMIT * max_calls,
+            # Streams of one connection stay open when their call has ended and the client reads nothing.
+            options=(*_OPTIONS, *limits, ("grpc.max_concurrent_streams", most)),
+            maximum_concurrent_rpcs=most,
         )
         self.port = 0
         """Port that the server listens on; known once entered."""

@@ -132,7 +132,8 @@ async def running(config: Config) -> AsyncIterator[Running]:
             )
             try:
                 yield Running(http.port, grpc_server.port, table, load, admission)
-                await _warn(readiness, grpc_server, http)
+                await _leave(readiness, grpc_server, http)
+                _log.info("leaving", lame_duck_s=config.lame_duck_s, running_turns=admission.turn_count)
                 await clock.sleep(config.lame_duck_s)
             finally:
                 readiness.stop()
@@ -141,7 +142,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
                     task.cancel()
 
 
-async def _warn(readiness: Readiness, server: GrpcServer, http: HttpService) -> None:
+async def _leave(readiness: Readiness, server: GrpcServer, http: HttpService) -> None:
     """Says that the router is about to stop, while it still takes everything."""
     readiness.stop()
     await server.set_serving(False)

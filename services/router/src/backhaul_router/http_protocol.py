@@ -80,7 +80,7 @@ class ApiProtocol(web.RequestHandler):
         self._phase = phase
 
     def hang_up(self) -> None:
-        """After the answer, does not wait for the rest of the request."""
+        """After the answer, does not wait for the rest of the request (aiohttp does for 10 s: web_protocol.py)."""
         self._lingering_time = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
