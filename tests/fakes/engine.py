@@ -91,6 +91,8 @@ class FakeEngine:
         self._host = host
         self._keepalive_s = keepalive_s
         self._steps: deque[Step] = deque()
+        self._used: set[object] = set()
+        self._doomed: set[object] = set()
         self._seen_ids: set[str] = set()
         self._runner: web.AppRunner | None = None
 
@@ -141,6 +143,10 @@ class FakeEngine:
         """Scripts the next requests, one step each."""
         self._steps.extend(steps)
 
+    def close_when_used(self) -> None:
+        """Breaks every connection that has been used so far when its next request comes."""
+        self._doomed = {*self._used}
+
     def forget_steps(self) -> None:
         """Behaves from now on."""
         self._steps.clear()
@@ -165,6 +171,11 @@ class FakeEngine:
         return web.json_response({"tokens": self.tokens, "count": len(self.tokens), "max_model_len": 4096})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        if request.transport in self._doomed:
+            request.transport.abort()
+            raise ConnectionResetError
+        self._used.add(request.transport)
         raw = await request.read()
         leg = Leg(request.path, {k.lower(): v for k, v in request.headers.items()}, json.loads(raw), raw)
         self.legs.append(leg)

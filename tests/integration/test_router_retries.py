@@ -171,6 +171,14 @@ async def test_prefills_fault_is_an_error_of_ours(stack: RouterStack) -> None:
     assert stack.decode.legs == []
 
 
+async def test_a_repetition_does_not_meet_another_connection_that_is_dead(stack: RouterStack) -> None:
+    """All connections that were kept have ended at the engine's side, and nobody has noticed."""
+    await asyncio.gather(*[stack.chat("hi") for _ in range(8)])
+    for engine in (stack.prefill, stack.decode):
+        engine.close_when_used()
+    assert {(await stack.chat("hi")).status for _ in range(4)} == {200}
+
+
 # Decode engines that refuse
 
 

@@ -105,6 +105,7 @@ class Sent:
     body: dict[str, Any]
     headers: Mapping[str, str]
     warm: bool = False
+    again: bool = False
 
 
 class FakeStream:
@@ -167,8 +168,8 @@ class FakeEngines:
         self.tokens: list[int] | Failure = Failure.TIMEOUT
         self.open_decodes = 0
 
-    async def prefill(self, url: str, body: bytes, headers: Mapping[str, str], *, warm: bool) -> Reply:
-        self.prefills.append(Sent(_node_of(url), json.loads(body), headers, warm))
+    async def prefill(self, url: str, body: bytes, headers: Mapping[str, str], *, warm: bool, again: bool) -> Reply:
+        self.prefills.append(Sent(_node_of(url), json.loads(body), headers, warm, again))
         step = self.prefill_steps.pop(0) if self.prefill_steps else warm_hand_off() if warm else hand_off()
         if isinstance(step, Failure):
             raise EngineError(step)
@@ -176,9 +177,9 @@ class FakeEngines:
 
     @asynccontextmanager
     async def decode(
-        self, url: str, body: bytes, headers: Mapping[str, str], *, on_sent: Callable[[], None]
+        self, url: str, body: bytes, headers: Mapping[str, str], *, again: bool, on_sent: Callable[[], None]
     ) -> AsyncIterator[FakeStream]:
-        self.decodes.append(Sent(_node_of(url), json.loads(body), headers))
+        self.decodes.append(Sent(_node_of(url), json.loads(body), headers, again=again))
         step = self.decode_steps.pop(0) if self.decode_steps else FakeStream()
         if step is not Failure.REFUSED:
             on_sent()

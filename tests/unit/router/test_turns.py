@@ -168,6 +168,15 @@ async def test_a_cold_leg_that_fails_otherwise_is_the_clients_error(step: Any, s
     assert bench.engines.decodes == []
 
 
+async def test_a_leg_that_is_repeated_takes_a_new_connection() -> None:
+    bench = Bench()
+    bench.engines.prefill_steps = [Failure.DISCONNECTED]
+    bench.engines.decode_steps = [Failure.DISCONNECTED]
+    assert (await bench.chat("a")).answer.status == 200
+    assert [leg.again for leg in bench.engines.prefills] == [False, True, True]
+    assert [leg.again for leg in bench.engines.decodes] == [True, True]
+
+
 async def test_two_failed_attempts_are_enough() -> None:
     bench = Bench(policy=STRICT)
     bench.engines.prefill_steps = [fault(503), fault(503), hand_off()]

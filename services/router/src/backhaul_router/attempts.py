@@ -171,7 +171,11 @@ class Attempts:
             try:
                 async with self._departures.waiting_at(node):
                     reply = await self._engines.prefill(
-                        f"{node.engine_url}{turn.path}", body, self._headers(turn, headers), warm=handle is not None
+                        f"{node.engine_url}{turn.path}",
+                        body,
+                        self._headers(turn, headers),
+                        warm=handle is not None,
+                        again=bool(turn.tried),
                     )
             except EngineError as error:
                 if error.failure is Failure.REFUSED:
@@ -239,6 +243,7 @@ class Attempts:
                     f"{node.engine_url}{turn.path}",
                     body,
                     self._headers(turn, headers),
+                    again=bool(turn.tried),
                     on_sent=lambda: self._sent(turn),
                 )
             )

@@ -89,29 +89,36 @@ class EngineClient:
     def __init__(self, *, timeouts: EngineTimeouts) -> None:
         self._timeouts = timeouts
         self._session: aiohttp.ClientSession | None = None
+        self._unpooled: aiohttp.ClientSession | None = None
+        """Opens a connection for each request: one that is kept may be as dead as the one that just broke."""
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            # Turns are limited, each has one connection at a time, and none may have to wait for it.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=10),
+        # Turns are limited, each has one connection at a time, and none may have to wait for it.
+        self._session = self._over(aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=10))
+        self._unpooled = self._over(aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=10))
+        return self
+
+    def _over(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, connect=self._timeouts.connect_s),
             headers={"accept-encoding": "identity", "content-type": "application/json"},
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
             trace_configs=[_tell_when_sent()],
         )
-        return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in (self._session, self._unpooled):
+            if session is not None:
+                await session.close()
 
-    async def prefill(self, url: str, body: bytes, headers: Mapping[str, str], *, warm: bool) -> Reply:
-        """Runs a prefill leg. Cancelling closes the connection. Raises EngineError."""
+    async def prefill(self, url: str, body: bytes, headers: Mapping[str, str], *, warm: bool, again: bool) -> Reply:
+        """Runs a prefill leg, ``again`` on a new connection. Cancelling closes it. Raises EngineError."""
         limit = self._timeouts.warm_prefill_s if warm else self._timeouts.prefill_s
-        return await self._whole("POST", url, body, headers, limit)
+        return await self._whole("POST", url, body, headers, limit, pooled=not again)
 
     async def tokenize(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> list[int]:
         """Returns the token ids of a prompt. Raises EngineError; an empty list means that the engine refused."""
@@ -144,18 +151,18 @@ class EngineClient:
 
     @asynccontextmanager
     async def decode(
-        self, url: str, body: bytes, headers: Mapping[str, str], *, on_sent: Callable[[], None]
+        self, url: str, body: bytes, headers: Mapping[str, str], *, again: bool, on_sent: Callable[[], None]
     ) -> AsyncIterator[EngineStream]:
         """Runs a decode leg; entered when something of the answer is there. Leaving it early ends the leg.
 
-        ``on_sent`` is called when the request goes out on a connection. Raises EngineError while entering: ABANDONED
-        for a stream that says at its beginning that the request failed.
+        ``again`` takes a new connection; ``on_sent`` is called when the request goes out. Raises EngineError while
+        entering: ABANDONED for a stream that says at its beginning that the request failed.
         """
         limits = aiohttp.ClientTimeout(
             total=None, connect=self._timeouts.connect_s, sock_read=self._timeouts.first_byte_s
         )
         try:
-            response = await self._open.post(
+            response = await self._open(pooled=not again).post(
                 url,
                 data=_pieces(body),
                 headers=headers,
@@ -182,21 +189,30 @@ class EngineClient:
                 response.close()
 
     async def _whole(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], limit_s: float
+        self,
+        method: str,
+        url: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        limit_s: float,
+        *,
+        pooled: bool = True,
     ) -> Reply:
         try:
             async with (
                 asyncio.timeout(limit_s),
-                self._open.request(method, url, data=_pieces(body), headers=headers, allow_redirects=False) as response,
+                self._open(pooled=pooled).request(
+                    method, url, data=_pieces(body), headers=headers, allow_redirects=False
+                ) as response,
             ):
                 return Reply(response.status, response.headers, await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _failed(error) from error
 
-    @property
-    def _open(self) -> aiohttp.ClientSession:
-        assert self._session is not None, "not entered"
-        return self._session
+    def _open(self, *, pooled: bool) -> aiohttp.ClientSession:
+        session = self._session if pooled else self._unpooled
+        assert session is not None, "not entered"
+        return session
 
 
 class _Tokens(msgspec.Struct):

@@ -38,14 +38,17 @@ class Stream(Protocol):
 class Engines(Protocol):
     """The engines' HTTP servers."""
 
-    async def prefill(self, url: str, body: bytes, headers: Mapping[str, str], *, warm: bool) -> Reply:
-        """Sent once. Raises EngineError."""
+    async def prefill(self, url: str, body: bytes, headers: Mapping[str, str], *, warm: bool, again: bool) -> Reply:
+        """Sent once, ``again`` on a new connection. Raises EngineError."""
         ...
 
     def decode(
-        self, url: str, body: bytes, headers: Mapping[str, str], *, on_sent: Callable[[], None]
+        self, url: str, body: bytes, headers: Mapping[str, str], *, again: bool, on_sent: Callable[[], None]
     ) -> AbstractAsyncContextManager[Stream]:
-        """Sent once; calls ``on_sent`` then. Raises EngineError while entering; leaving early ends the leg."""
+        """Sent once, ``again`` on a new connection; calls ``on_sent`` then.
+
+        Raises EngineError while entering; leaving early ends the leg.
+        """
         ...
 
 
