@@ -7,10 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
 from backhaul.registry.v1 import registry_pb2
+from backhaul_common.grpc_client import open_channel
 from backhaul_node_agent.core.node import NO_CONNECTOR
+from backhaul_node_agent.service import SERVICE_NAME
 from tests.contract.owner_node import owner_node, reuses
 from tests.fakes.connector import WEIGHTS, FakeConnector, hello
 from tests.fakes.eventually import eventually
@@ -87,6 +90,33 @@ async def test_pointers_of_a_restarted_engine_are_gone_before_the_node_is_ready_
         assert not node.registry.keys_of("set-1")
         assert await node.refusal() == "SET_UNKNOWN"
         await restarted.close()
+
+
+async def test_an_engine_that_restarted_in_a_blink_is_known_at_its_hello(tmp_path: Path) -> None:
+    async with owner_node(tmp_path) as node:
+        node.connector.retain()
+        await node.published()
+        # Health and side channel answer all the time, as after a restart between two looks at them.
+        restarted = FakeConnector(node.config.socket_path, hello(engine_id="engine-2"))
+        await restarted.connect()
+        began = asyncio.get_running_loop().time()
+        await eventually(lambda: [engine.engine_id for engine in node.record.engines] == ["engine-2"], 2)
+        await node.unpublished()
+        assert asyncio.get_running_loop().time() - began < 2
+        assert await node.refusal(engine_id="engine-1") == "SET_UNKNOWN"
+        await restarted.close()
+
+
+async def test_health_follows_the_agents_life(tmp_path: Path) -> None:
+    async with owner_node(tmp_path, drain_s=0.5) as node, open_channel(f"127.0.0.1:{node.app.port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest(service=name), timeout=10) for name in ("", SERVICE_NAME)]
+        for watch in watches:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        stopping = asyncio.create_task(node.stop())
+        for watch in watches:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        await stopping
 
 
 @pytest.mark.parametrize(

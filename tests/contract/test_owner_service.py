@@ -57,6 +57,19 @@ async def test_a_grant_carries_vllms_fields_the_claims_deadline_and_the_proof(no
     }
 
 
+async def test_a_grant_names_the_engines_side_channel_as_the_engine_did(node: OwnerNode) -> None:
+    held = node.connector.retain()
+    await node.published()
+    node.connector.free("set-1")
+    await node.unpublished()
+    # Another network than HTTP's, and the port of rank 1.
+    where = {"remote_host": "192.0.2.7", "remote_port": 5602}
+    node.connector.retain("set-2", params={**held.params, **where, "remote_request_id": "set-2"})
+    await node.published("set-2")
+    params = json.loads((await node.claim("set-2")).kv_transfer_params_json)
+    assert {name: params[name] for name in where} == where
+
+
 async def test_the_connector_knows_of_the_claim_before_the_router_does(node: OwnerNode) -> None:
     node.connector.retain()
     await node.published()

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -17,14 +16,9 @@ from tests.contract.owner_node import AgentNode, agent_node, reuses
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.eventually import eventually
 from tests.fakes.registry_process import Registry, running_registry
+from tests.fakes.streams import Watching
 
 pytestmark = pytest.mark.etcd
-
-
-@pytest.fixture
-async def registry(shared_etcd: EtcdProcess) -> AsyncIterator[Registry]:
-    async with running_registry(shared_etcd.endpoint, f"cluster-{uuid.uuid4()}") as registry:
-        yield registry
 
 
 async def nodes(registry: Registry) -> list[registry_pb2.Node]:
@@ -86,6 +80,24 @@ async def test_the_directory_shows_the_engine(tmp_path: Path, registry: Registry
         (engine,) = node.engines
         assert (engine.engine_id, engine.weights_digest, engine.reuse_problem) == ("engine-1", "weights-digest", "")
     assert await nodes(registry) == []
+
+
+async def test_a_stopping_agent_says_so_and_is_gone_from_etcd_when_it_ends(
+    tmp_path: Path, registry: Registry, shared_etcd: EtcdProcess, cluster: str
+) -> None:
+    async with agent_node(tmp_path, registry.address, drain_s=0.2) as agent:
+        await agent.connector.connect()
+        await ready(registry)
+        agent.connector.retain()
+        await found(registry)
+        async with Watching(registry.nodes.WatchNodes(registry_pb2.WatchNodesRequest())) as watch:
+            await watch.next()
+            await agent.stop()
+            # All of it: the node's record, its pointers, and what their stream wrote beside them.
+            assert shared_etcd.etcdctl("get", "--prefix", f"/{cluster}/", "--keys-only").split() == []
+            draining = await watch.next()
+            assert [node.state for node in draining.change.upserts] == [registry_pb2.NODE_STATE_DRAINING]
+            assert list((await watch.next()).change.removals) == ["node-1"]
 
 
 async def test_a_set_can_be_found_within_20_ms(tmp_path: Path, registry: Registry) -> None:

@@ -1,6 +1,7 @@
 """What etcd does to a registry and an agent: it dies, forgets, goes back in time, fills up, and is tampered with."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -265,7 +266,9 @@ def block(seconds: float) -> None:
     time.sleep(seconds)
 
 
-async def test_garbage_in_the_directory_stops_nothing_and_kills_no_task(own_etcd: EtcdProcess, tmp_path: Path) -> None:
+async def test_garbage_in_the_directory_stops_nothing_and_kills_no_task(
+    own_etcd: EtcdProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running(own_etcd.endpoint, tmp_path) as system:
         async with EtcdClient(EtcdOptions(endpoints=(own_etcd.endpoint,))) as client:
             for number in range(100):
@@ -277,3 +280,5 @@ async def test_garbage_in_the_directory_stops_nothing_and_kills_no_task(own_etcd
         async with Watching(system.registry.nodes.WatchNodes(pb.WatchNodesRequest())) as watch:
             assert [node.node_id for node in (await watch.next()).snapshot.nodes] == ["node-1"]
         await system.works_again("a hundred garbage records", within_s=3)
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
