@@ -159,8 +159,8 @@ MUTANTS = (
     Mutant(
         "hand-over-a-failed-leg",
         _ATTEMPTS,
-        "            if hand.failed:\n",
-        "            if False:\n",
+        "Failure.ABANDONED if hand.failed else None",
+        "None",
         _turns("test_a_200_that_says_error_counts_as_a_failure"),
     ),
 )

@@ -12,7 +12,7 @@ from backhaul_router.core.engines import EngineError, Failure, Reply
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.nodes import NodeState
 from backhaul_router.core.salt import salt_for
-from backhaul_router.core.standing import APART_S, AVOIDED_S
+from backhaul_router.core.standing import APART_S, AVOIDED_S, FAULTS_IN_A_ROW
 from backhaul_router.core.tenants import parse_tenants
 from backhaul_router.ports import Policy, TurnRequest
 from tests.unit.router.ports import PATIENCE_S, Bench, FakeStream, fault, hand_off, ready, warm_hand_off
@@ -395,6 +395,24 @@ async def test_errors_that_blame_the_client_count_against_nobody(status: int) ->
         with pytest.raises(ApiError):
             await bench.chat("a")
     assert not any(bench.load.standing.avoided(node) for node in ready("p1", "d1", "d2"))
+
+
+async def test_prefill_that_gives_up_every_request_counts_too() -> None:
+    bench = Bench(nodes=ready("p1", "p2", "d1"))
+    given_up = Reply(200, {}, b'{"choices": [{"finish_reason": "error"}]}')
+    bench.engines.prefill_steps = [given_up] * (2 * FAULTS_IN_A_ROW)
+    for _ in range(2 * FAULTS_IN_A_ROW):
+        with pytest.raises(ApiError):
+            await bench.chat("a")
+    assert all(bench.load.standing.avoided(node) for node in ready("p1", "p2"))
+
+
+async def test_a_prompt_that_prefill_computed_in_the_end_was_no_fallback() -> None:
+    bench = Bench(nodes=ready("p1", "d1", "d2"))
+    bench.engines.prefill_steps = [fault(503), hand_off()]
+    bench.engines.decode_steps = [Failure.DISCONNECTED]
+    done = await bench.chat("a")
+    assert "x-backhaul-fallback" not in done.answer.headers
 
 
 async def test_a_node_that_always_fails_gets_only_probes_until_it_works() -> None:

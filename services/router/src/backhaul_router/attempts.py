@@ -3,78 +3,21 @@
 import uuid
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from dataclasses import dataclass, field
 
 from backhaul_router.answers import whole_of
 from backhaul_router.core import misses
-from backhaul_router.core.body import TurnBody
-from backhaul_router.core.claims import Grant, KeptBlocks
+from backhaul_router.core.claims import KeptBlocks
 from backhaul_router.core.engines import NOT_READ, RETRYABLE, EngineError, Failure, failure_in
 from backhaul_router.core.errors import ApiError, engine_answer
-from backhaul_router.core.legs import HandOff, Params, decode_body, hand_off, prefill_body
-from backhaul_router.core.lookup import TurnKeys
+from backhaul_router.core.legs import HandOff, decode_body, hand_off, prefill_body
 from backhaul_router.core.nodes import Node, NodeTable, Role
 from backhaul_router.core.opening import failed_whole
 from backhaul_router.core.picking import Load, Pair, others, pick_decode, pick_pair
-from backhaul_router.core.turn import Outcome
-from backhaul_router.core.usage import PromptUsage
 from backhaul_router.departures import Departures
-from backhaul_router.lookups import Owner, Warm
-from backhaul_router.observing import TurnObserver, TurnTrace
-from backhaul_router.ports import Engines, Policy, Stream
-
-
-@dataclass(slots=True)
-class Turn:
-    """One turn while it runs."""
-
-    body: TurnBody
-    alone: bool
-    """Whether the decode engine must serve it without a prefill leg."""
-    scope: str
-    cache_salt: str
-    keys: TurnKeys
-    engine_headers: dict[str, str]
-    outcome: Outcome
-    trace: TurnTrace
-    warm: Warm | None = None
-    unused: Grant | None = None
-    """A grant whose handle no engine has been sent yet."""
-    untold: tuple[Node, HandOff] | None = None
-    """A hand-off of which no decode engine has been sent anything."""
-    prefilled_s: float = 0.0
-    """When the prefill engine answered, seconds after the turn began."""
-    tried: set[str] = field(default_factory=set)
-    """Nodes that failed this turn."""
-    unread: list[tuple[Node, Node]] = field(default_factory=list)
-    """Reader and source of reads that seem to have failed. Whether the pair is to blame, a repetition shows."""
-
-    @property
-    def path(self) -> str:
-        """Of both legs."""
-        return self.body.endpoint.value
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """What the prefill leg came to."""
-
-    pair: Pair
-    params: Params | None = None
-    """For the decode leg; None lets it compute alone."""
-    usage: PromptUsage | None = None
-    """The prompt's token counts when the decode engine is handed its blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A decode engine's answer, of which something is there."""
-
-    node: Node
-    stream: Stream
-    body: bytes | None
-    """The whole of it; None for a stream of events."""
-    usage: PromptUsage | None
+from backhaul_router.lookups import Owner
+from backhaul_router.observing import TurnObserver
+from backhaul_router.ports import Engines, Policy
+from backhaul_router.running_turn import Delivery, HandedOver, Turn
 
 
 class Attempts:
@@ -181,14 +124,13 @@ class Attempts:
                 if error.failure is Failure.REFUSED:
                     turn.unused = grant
                 raise
-            if reply.failure:
-                raise EngineError(reply.failure)
+            hand = hand_off(reply.body)
+            failure = reply.failure or (Failure.ABANDONED if hand.failed else None)
+            if failure:
+                raise EngineError(failure)
             self._load.standing.answered(node)
             if reply.status >= 400:
                 raise engine_answer(reply.status, reply.body, reply.headers)
-            hand = hand_off(reply.body)
-            if hand.failed:
-                raise EngineError(Failure.ABANDONED)
             return hand
 
     def _repeat_prefill(self, turn: Turn, node: Node, failure: Failure) -> bool:
@@ -205,6 +147,7 @@ class Attempts:
         """Takes the prefill engine's answer."""
         params, verdict = hand.params, hand.verdict
         turn.prefilled_s = turn.trace.elapsed_s
+        turn.outcome.fallback = False
         if pair.prefill is not None:
             turn.untold = pair.prefill, hand
         if turn.warm and verdict is None:

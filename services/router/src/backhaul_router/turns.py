@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from backhaul_router.answers import Labelled, answer_to
-from backhaul_router.attempts import Attempts, Turn
+from backhaul_router.attempts import Attempts
 from backhaul_router.core import misses
 from backhaul_router.core.body import TurnBody, parse_body
 from backhaul_router.core.engines import EngineError, Failure
@@ -21,6 +21,7 @@ from backhaul_router.departures import Departures
 from backhaul_router.lookups import Lookups, Owner
 from backhaul_router.observing import TurnObserver, TurnTrace
 from backhaul_router.ports import Answer, Engines, Policy, TurnRequest
+from backhaul_router.running_turn import Turn
 
 _NO_KEYS = TurnKeys((), (), continues=False)
 
