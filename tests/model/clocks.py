@@ -62,6 +62,10 @@ class RemoteClocks:
             return None
         return deadline - (now + offset.widened(now).high)
 
+    def measuring(self, engine_id: str) -> bool:
+        """Tells whether a clock may soon be known: here it is known or never will be."""
+        return False
+
     def jumped(self, engine_id: str) -> bool:
         """Tells whether the engine's clock was seen to jump."""
         return engine_id in self._jumped

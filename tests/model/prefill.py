@@ -145,7 +145,7 @@ class PrefillEngine:
         return True
 
     def _finish(self, read: Read, engine: DecodeEngine, now: float) -> None:
-        late = self._fence.late({read.request_id}, set(), self._clock.at(now))
+        _, late = self._fence.judge({read.request_id}, set(), self._clock.at(now))
         if read.request_id not in late:
             self._used(read)
         engine.free([read.set_id])

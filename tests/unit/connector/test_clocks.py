@@ -84,11 +84,20 @@ async def test_nothing_is_known_of_a_clock_before_it_is_measured() -> None:
 
     with running(measure) as clocks:
         assert not known(clocks, "d")
+        assert not clocks.measuring("d")
         clocks.watch("d", "host", 5601)
         assert not known(clocks, "d")
+        assert clocks.measuring("d")
         go.set()
         await eventually(lambda: known(clocks, "d"))
+        assert not clocks.measuring("d")
         assert not known(clocks, "other")
+
+
+async def test_a_clock_that_does_not_answer_is_not_being_measured_any_more() -> None:
+    with running(Engines(d=[None]).measure) as clocks:
+        clocks.watch("d", "host", 5601)
+        await eventually(lambda: not clocks.measuring("d"))
 
 
 async def test_what_remains_is_what_remains_at_worst() -> None:

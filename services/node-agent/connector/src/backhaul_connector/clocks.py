@@ -104,6 +104,11 @@ class RemoteClocks:
         clock = self._clocks.get(engine_id)
         return clock is not None and clock.jumped
 
+    def measuring(self, engine_id: str) -> bool:
+        """Tells whether an engine's clock is not known yet and may soon be."""
+        clock = self._clocks.get(engine_id)
+        return clock is not None and clock.offset is None and clock.pending
+
     def stop(self) -> None:
         """Ends the thread."""
         if self._thread is not None:

@@ -124,7 +124,7 @@ class NixlConnector(StockNixlConnector):
         """Turns claimed reads that complete after their deadline into failed ones."""
         results = super().get_transfer_results(finished_req_ids)
         if self._worker is not None:
-            results.failed_recving |= self._worker.fence.late(
+            results.finished_recving, results.failed_recving = self._worker.fence.judge(
                 results.finished_recving, results.failed_recving, time.perf_counter()
             )
         return results

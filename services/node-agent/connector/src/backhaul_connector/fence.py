@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+HOLD_S = 3.0
+"""Longest wait for an engine's clock; measuring one takes two seconds at most."""
+
 
 class Clocks(Protocol):
     """What the fence asks of `RemoteClocks`."""
@@ -16,6 +19,8 @@ class Clocks(Protocol):
     def watch(self, engine_id: str, host: str, port: int) -> None: ...
 
     def remaining(self, engine_id: str, deadline: float, now: float) -> float | None: ...
+
+    def measuring(self, engine_id: str) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,8 @@ class EndFence:
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
         self._reads: dict[str, _Read] = {}
+        self._completed: dict[str, float] = {}
+        """When completed reads that are not judged yet were first seen."""
         self._late_blocks: set[int] = set()
 
     def started(self, reqs_to_recv: Mapping[str, Any]) -> None:
@@ -46,20 +53,30 @@ class EndFence:
             blocks = meta.local_block_ids[0] if len(meta.local_block_ids) == 1 else ()
             self._reads[req_id] = _Read(remote.engine_id, remote.blocks_expiry_time, tuple(blocks))
 
-    def late(self, completed: set[str], failed: set[str], now: float) -> set[str]:
-        """Returns which completed reads came too late, or from an engine whose clock is not known.
+    def judge(self, completed: set[str], failed: set[str], now: float) -> tuple[set[str], set[str]]:
+        """Returns which reads are over by now, and which of them have failed, as vLLM's worker shall report them.
 
-        Completion is seen at the end of a scheduler step, so that the answer errs to the safe side.
+        A claimed read fails when it completed too late, or came from an engine whose clock is not known. While that
+        clock is being measured for the first time the read is held back, `HOLD_S` at most: the first read from an
+        engine is often faster than that. Completion is seen at the end of a scheduler step, and judged later still, so
+        that the answer errs to the safe side.
         """
-        late = set()
         for req_id in completed & self._reads.keys():
-            read = self._reads.pop(req_id)
+            self._completed.setdefault(req_id, now)
+        over, bad = completed - self._completed.keys(), set(failed)
+        for req_id, since in list(self._completed.items()):
+            read = self._reads[req_id]
             remaining = self._clocks.remaining(read.engine_id, read.deadline, now)
+            unknown = remaining is None and self._clocks.measuring(read.engine_id)
+            if unknown and req_id not in failed and now - since < HOLD_S:
+                continue
+            del self._reads[req_id], self._completed[req_id]
+            over.add(req_id)
             in_time = remaining is not None and remaining > 0
             if req_id not in failed and not in_time:
-                late.add(req_id)
+                bad.add(req_id)
                 self._late_blocks.update(read.block_ids)
-        return late
+        return over, bad
 
     def take_late_blocks(self) -> set[int]:
         """Returns, once, the blocks of late reads: they must not be cached.
