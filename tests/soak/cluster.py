@@ -21,6 +21,8 @@ def cluster_options(
     etcd_members: int = 3,
     prefill: int = 2,
     decode: int = 2,
+    block_count: int = 30_000,
+    warm_prefill_s: float = 5.0,
     network: Network | None = None,
 ) -> StackOptions:
     """Returns what the stack consists of. Engines' clocks are hours apart and drift, as the seed has it."""
@@ -32,21 +34,23 @@ def cluster_options(
         etcd_flags=["--unsafe-no-fsync", "--heartbeat-interval", "100", "--election-timeout", "1000"],
         registries=registries,
         routers=routers,
-        prefill=[_engine(rng) for _ in range(prefill)],
-        decode=[_engine(rng) for _ in range(decode)],
+        prefill=[_engine(rng, block_count) for _ in range(prefill)],
+        decode=[_engine(rng, block_count) for _ in range(decode)],
         agent_flags=[
             *("--claim-ttl-s", str(CLAIM_TTL_S), "--lease-ttl-s", str(LEASE_TTL_S)),
             *("--margin-s", "0.5", "--lease-margin-s", "0.5"),
         ],
         # More processes than cores: a lookup waits for one now and then.
-        router_flags=["--lookup-budget-s", "1", "--warm-prefill-timeout-s", "5"],
+        router_flags=["--lookup-budget-s", "1", "--warm-prefill-timeout-s", str(warm_prefill_s)],
         network=network or DirectNetwork(),
     )
 
 
-def _engine(rng: Random) -> SimulatedEngine:
+def _engine(rng: Random, block_count: int) -> SimulatedEngine:
     clock = {"--clock-offset-s": rng.uniform(-40_000, 40_000), "--clock-rate-ppm": rng.uniform(-200, 200)}
     flags = [part for name, value in clock.items() for part in f"{name}={value:.3f}".split()]
     # Whatever can be read is read: what a prefill engine lacks is seldom more than a few blocks here.
     reading = ["--recompute-threshold", "1", "--min-verified", "16"]
-    return SimulatedEngine(ttl_s=TTL_S, flags=[*flags, *reading, "--block-size", "16", "--block-count", "30000"])
+    return SimulatedEngine(
+        ttl_s=TTL_S, flags=[*flags, *reading, "--block-size", "16", "--block-count", str(block_count)]
+    )

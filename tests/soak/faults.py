@@ -39,19 +39,19 @@ def freeze(name: str, *, hold_s: float = 3.0) -> Fault:
     return Fault(f"freeze {name}", lambda stack: stack.freeze(name), lambda stack: stack.thaw(name), hold_s)
 
 
-def cut(network: BreakableNetwork, link: str, *, hold_s: float = 3.0) -> Fault:
+def cut(network: BreakableNetwork, link: str, *, hold_s: float = 2.0) -> Fault:
     """Resets every connection between two parts."""
     proxy = network.link(link)
     return Fault(f"cut {link}", lambda stack: proxy.cut(), lambda stack: proxy.heal(), hold_s)
 
 
-def swallow(network: BreakableNetwork, link: str, *, hold_s: float = 3.0) -> Fault:
+def swallow(network: BreakableNetwork, link: str, *, hold_s: float = 2.0) -> Fault:
     """Nothing passes between two parts; connections stay open."""
     proxy = network.link(link)
     return Fault(f"swallow {link}", lambda stack: proxy.swallow(), lambda stack: proxy.heal(), hold_s)
 
 
-def slow(network: BreakableNetwork, link: str, *, delay_s: float = 0.2, hold_s: float = 3.0) -> Fault:
+def slow(network: BreakableNetwork, link: str, *, delay_s: float = 0.2, hold_s: float = 2.0) -> Fault:
     """Everything between two parts arrives late."""
     proxy = network.link(link)
 
@@ -61,18 +61,23 @@ def slow(network: BreakableNetwork, link: str, *, delay_s: float = 0.2, hold_s: 
     return Fault(f"slow {link}", begin, lambda stack: proxy.heal(), hold_s)
 
 
-def scripted(name: str, *steps: dict[str, Any], hold_s: float = 1.0) -> Fault:
-    """A simulated engine misbehaves as ``steps`` say (`/simulator/faults`); restarted afterwards if it died of it."""
+def scripted(name: str, *steps: dict[str, Any], hold_s: float = 1.0, surely: bool = False) -> Fault:
+    """A simulated engine misbehaves as ``steps`` say (`/simulator/faults`); restarted afterwards if it died of it.
+
+    ``surely``: ending it raises AssertionError when a step did not happen.
+    """
     what = ", ".join(str(step["fault"]) for step in steps)
 
     def begin(stack: Stack) -> None:
         _faults(stack, name, "POST", {"next": list(steps)})
 
     def end(stack: Stack) -> None:
-        if stack.process(name).running:
-            _faults(stack, name, "DELETE")
-        else:
+        if not stack.process(name).running:
             stack.restart(name, wait=False)
+            return
+        left = _faults(stack, name, "GET")["next"]
+        _faults(stack, name, "DELETE")
+        assert not (surely and left), f"did not happen: {left}"
 
     return Fault(f"{what} at {name}", begin, end, hold_s)
 
@@ -116,12 +121,12 @@ def etcd_leader(endpoints: Sequence[str]) -> int:
     raise RuntimeError("no etcd member leads")
 
 
-def _faults(stack: Stack, name: str, method: str, document: dict[str, Any] | None = None) -> None:
+def _faults(stack: Stack, name: str, method: str, document: dict[str, Any] | None = None) -> Any:
     url = f"{stack.node(name).url}/simulator/faults"
     data = json.dumps(document).encode() if document else None
     request = urllib.request.Request(url, data=data, method=method, headers={"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=5):
-        pass
+    with urllib.request.urlopen(request, timeout=5) as response:
+        return json.loads(response.read() or b"null")
 
 
 def _again(name: str) -> Act:

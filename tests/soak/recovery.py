@@ -15,7 +15,7 @@ from tests.soak.ledgers import Ledgers
 from tests.soak.players import Players
 from tests.soak.tally import Tally
 
-_CALM_S = 1.5
+_CALM_S = 1.0
 """Time without a failure after which a fault counts as over."""
 _LOOK_S = 0.05
 _WATCH_S = 0.2
