@@ -1,6 +1,7 @@
 """What can go wrong with a stack: one fault at a time, begun and ended."""
 
 import json
+import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any
 
 from backhaul_local.stack import Stack
 from tests.soak.network import BreakableNetwork
+
+_HAPPEN_S = 20.0
 
 Act = Callable[[Stack], None]
 
@@ -64,22 +67,39 @@ def slow(network: BreakableNetwork, link: str, *, delay_s: float = 0.2, hold_s: 
 def scripted(name: str, *steps: dict[str, Any], hold_s: float = 1.0, surely: bool = False) -> Fault:
     """A simulated engine misbehaves as ``steps`` say (`/simulator/faults`); restarted afterwards if it died of it.
 
-    ``surely``: ending it raises AssertionError when a step did not happen.
+    ``surely``: begin when the engine serves, and end when every step has happened; AssertionError if that takes long.
     """
     what = ", ".join(str(step["fault"]) for step in steps)
 
     def begin(stack: Stack) -> None:
+        if surely:
+            stack.wait_ready(name)
         _faults(stack, name, "POST", {"next": list(steps)})
 
     def end(stack: Stack) -> None:
-        if not stack.process(name).running:
+        deadline = time.monotonic() + _HAPPEN_S
+        while surely and stack.process(name).running and (left := _left(stack, name)):
+            assert time.monotonic() < deadline, f"did not happen: {left}"
+            time.sleep(0.05)
+        if stack.process(name).running:
+            _faults(stack, name, "DELETE")
+        else:
             stack.restart(name, wait=False)
-            return
-        left = _faults(stack, name, "GET")["next"]
-        _faults(stack, name, "DELETE")
-        assert not (surely and left), f"did not happen: {left}"
 
     return Fault(f"{what} at {name}", begin, end, hold_s)
+
+
+def other_role(node: str, now: str, then: str, *, hold_s: float = 3.0) -> Fault:
+    """A server and its agent end, and come back on the same addresses in another role; later as they were."""
+
+    def come_back(stack: Stack, role: str) -> None:
+        agent = stack.node(node).agent
+        for name in (agent, node):
+            stack.kill(name)
+        stack.restart(node, wait=False)
+        stack.restart(agent, wait=False, flags={"--role": role})
+
+    return Fault(f"{node} as {then}", lambda stack: come_back(stack, then), lambda stack: come_back(stack, now), hold_s)
 
 
 def together(name: str, *faults: Fault) -> Fault:
@@ -119,6 +139,15 @@ def etcd_leader(endpoints: Sequence[str]) -> int:
         if status.get("leader") == status["header"]["member_id"]:
             return position
     raise RuntimeError("no etcd member leads")
+
+
+def _left(stack: Stack, name: str) -> list[Any]:
+    """Returns the steps that have not happened; none when the engine is dying."""
+    try:
+        left: list[Any] = _faults(stack, name, "GET")["next"]
+    except OSError:
+        return []
+    return left
 
 
 def _faults(stack: Stack, name: str, method: str, document: dict[str, Any] | None = None) -> Any:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from backhaul_local.stack import Stack
-from tests.soak.faults import Fault, cut, etcd_leader, freeze, kill, scripted, slow, stop, swallow, together
+from tests.soak.faults import Fault, cut, etcd_leader, freeze, kill, other_role, scripted, slow, stop, swallow, together
 from tests.soak.network import BreakableNetwork
 from tests.soak.recovery import Load, Recovery, recovery_from
 
@@ -151,6 +151,22 @@ async def test_a_broken_link_to_an_engine_fails_at_most_answers_that_were_on_it(
     told: tuple[str, ...],
 ) -> None:
     await check(make(network, link), stack, load, told=told, within_s=30)
+
+
+@pytest.mark.parametrize("make", [cut, swallow, slow], ids=["cut", "silent", "slow"])
+@pytest.mark.parametrize("holder", ["prefill-1", "decode-1"])
+async def test_blocks_that_cannot_be_read_are_computed(
+    stack: Stack,
+    network: BreakableNetwork,
+    load: Load,
+    make: Callable[[BreakableNetwork, str], Fault],
+    holder: str,
+) -> None:
+    await check(make(network, f"engines > {holder}"), stack, load, told=NONE, within_s=30)
+
+
+async def test_a_node_that_comes_back_in_another_role_is_used_as_such(stack: Stack, load: Load) -> None:
+    await check(other_role("decode-1", "decode", "prefill"), stack, load, told=STREAMS, within_s=40, holder="decode-1")
 
 
 @pytest.mark.parametrize(

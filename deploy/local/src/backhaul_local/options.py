@@ -18,7 +18,8 @@ class Network(Protocol):
     def between(self, source: str, target: str, address: str) -> str:
         """Returns the address (host:port) under which ``source`` reaches ``target``, which listens on ``address``.
 
-        Both are names of processes; the source is ``routers`` for what nodes tell all routers.
+        Both are names of processes; the source is ``routers`` for what nodes tell all routers, ``engines`` for the
+        memory of a simulated engine.
         """
         ...
 

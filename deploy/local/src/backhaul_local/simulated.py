@@ -27,8 +27,13 @@ class SimulatedEngine:
     """Added to the command line."""
 
 
-def simulated_spec(place: EnginePlace, options: SimulatedEngine) -> ProcessSpec:
-    """Returns how to start one simulated engine."""
+def simulated_spec(
+    place: EnginePlace, options: SimulatedEngine, *, memory_port: int, told_memory_port: int
+) -> ProcessSpec:
+    """Returns how to start one simulated engine.
+
+    Rank 0's memory is read at ``memory_port``, and readers are told ``told_memory_port``; rank n's n ports higher.
+    """
     flags = {
         "model": MODEL_NAME,
         "host": HOST,
@@ -37,6 +42,8 @@ def simulated_spec(place: EnginePlace, options: SimulatedEngine) -> ProcessSpec:
         "ranks": str(options.ranks),
         "ttl-s": str(options.ttl_s),
         "lease-s": str(options.lease_s),
+        "transfer-port": str(memory_port),
+        "advertised-transfer-port": str(told_memory_port),
     }
     command = [sys.executable, "-m", "backhaul_simulator"]
     command += [part for name, value in flags.items() for part in (f"--{name}", value)]

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -138,9 +138,16 @@ class Stack:
         """Lets a frozen process go on."""
         self.process(name).thaw()
 
-    def restart(self, name: str, *, wait: bool = True) -> None:
-        """Starts an ended process again, with the same command on the same data; waits until it is ready."""
-        self._supervisor.restart(name)
+    def restart(self, name: str, *, wait: bool = True, flags: Mapping[str, str] | None = None) -> None:
+        """Starts an ended process again, with the same command on the same data; waits until it is ready.
+
+        ``flags``: new values of flags that it had. Raises ValueError for one that it had not.
+        """
+        spec = self.process(name).spec
+        command = list(spec.command)
+        for flag, value in (flags or {}).items():
+            command[command.index(flag) + 1] = value
+        self._supervisor.start(replace(spec, command=command))
         if wait:
             self.wait_ready(name)
 
@@ -204,7 +211,15 @@ class Stack:
                 side_channel_port=_port(node.side_channel),
                 agent_socket=node.socket,
             )
-            self._launch(_engine_spec(place, node.engine), partial(http_ready, f"{node.url}/health"))
+            self._launch(self._engine_spec(place, node.engine), partial(http_ready, f"{node.url}/health"))
+
+    def _engine_spec(self, place: EnginePlace, engine: Engine) -> ProcessSpec:
+        if not isinstance(engine, SimulatedEngine):
+            return engine_spec(place, engine)
+        first = self._ports.take_row(engine.ranks)
+        # What is put between lies before rank 0: where there are several, their memories are reached directly.
+        told = self._options.network.between("engines", place.name, f"{HOST}:{first}") if engine.ranks == 1 else ""
+        return simulated_spec(place, engine, memory_port=first, told_memory_port=_port(told) if told else first)
 
     def _start_etcd(self) -> None:
         count = self._options.etcd_members
@@ -296,10 +311,6 @@ class Stack:
 
     def _address(self, preferred: int) -> str:
         return f"{HOST}:{self._ports.take(preferred if self._options.default_ports else None)}"
-
-
-def _engine_spec(place: EnginePlace, engine: Engine) -> ProcessSpec:
-    return simulated_spec(place, engine) if isinstance(engine, SimulatedEngine) else engine_spec(place, engine)
 
 
 def _agent_env(engine: Engine) -> Mapping[str, str]:

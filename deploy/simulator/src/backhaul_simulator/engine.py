@@ -44,7 +44,9 @@ class Engine:
         self._pool = BlockPool(block_count=options.block_count, block_size=options.block_size)
         model = Model(weights=options.weights, vocabulary=options.vocabulary, end_rate=options.end_rate)
         self._runner = Runner(model, self._pool)
-        self._transfers = TransferServer(self.engine_id, self._pool, self.instruments)
+        self._transfers = TransferServer(
+            self.engine_id, self._pool, self.instruments, port=_port_of(options.transfer_port, rank)
+        )
         scheduler_side, self._worker_side = self._connectors()
         self._scheduler_side = scheduler_side
         self._scheduler = Scheduler(
@@ -81,7 +83,7 @@ class Engine:
     def _register(self) -> None:
         memory = EngineMemory(
             pool=self._pool,
-            transfer_port=self._transfers.port,
+            transfer_port=_port_of(self.options.advertised_transfer_port, self.rank) or self._transfers.port,
             wake=self._wake,
             kind_of=self._scheduler.kind_of,
             pause_of=self._pause_of,
@@ -272,3 +274,8 @@ class Engine:
             self._dead = reason
             for stream in self._streams.values():
                 stream.put_nowait(reason)
+
+
+def _port_of(first: int, rank: int) -> int:
+    """Returns a rank's port in a row that starts with rank 0's; 0 where none is given."""
+    return first + rank if first else 0

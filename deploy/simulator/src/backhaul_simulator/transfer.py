@@ -88,12 +88,12 @@ class _Frames(asyncio.Protocol):
 class TransferServer:
     """Serves reads of one engine's memory."""
 
-    def __init__(self, engine_id: str, pool: BlockPool, watcher: Watcher) -> None:
-        """Takes a port at once; serves from `start` on."""
+    def __init__(self, engine_id: str, pool: BlockPool, watcher: Watcher, *, port: int = 0) -> None:
+        """Takes the port (0: any) at once; serves from `start` on. Raises OSError when it is taken."""
         self.engine_id = engine_id
         self._pool = pool
         self._watcher = watcher
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=128)
         self._connections: set[_Frames] = set()
         self._slow: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
