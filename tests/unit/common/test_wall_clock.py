@@ -1,0 +1,32 @@
+"""Machines' clocks may be seconds apart: nothing that is decided may rest on the time of day."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SOURCES = sorted((ROOT / "services").rglob("src/**/*.py"))
+WALL_CLOCKS = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime"}
+
+
+def wall_clocks(source: str) -> list[str]:
+    """Returns the calls in a module that read the time of day."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in WALL_CLOCKS
+        and ast.unparse(node.func.value).split(".")[-1] in ("time", "datetime", "date")
+    ]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_service_reads_the_time_of_day(path: Path) -> None:
+    assert wall_clocks(path.read_text()) == []
+
+
+def test_a_module_that_reads_it_is_found() -> None:
+    source = "import time, datetime\ntime.time()\ndatetime.datetime.now()\ntime.monotonic()\nclock.now()\n"
+    assert wall_clocks(source) == ["time.time()", "datetime.datetime.now()"]
