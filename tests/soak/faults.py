@@ -69,7 +69,7 @@ def scripted(name: str, *steps: dict[str, Any], hold_s: float = 1.0, surely: boo
 
     ``surely``: begin when the engine serves, and end when every step has happened; AssertionError if that takes long.
     """
-    what = ", ".join(str(step["fault"]) for step in steps)
+    what = ", ".join(" ".join(str(value) for value in step.values() if value is not True) for step in steps)
 
     def begin(stack: Stack) -> None:
         if surely:
