@@ -107,6 +107,20 @@ async def test_an_engine_that_restarted_in_a_blink_is_known_at_its_hello(tmp_pat
         await restarted.close()
 
 
+async def test_a_node_whose_engine_is_stuck_says_so_keeps_its_sets_and_comes_back(tmp_path: Path) -> None:
+    async with owner_node(tmp_path, stall_s=1) as node:
+        node.connector.retain()
+        await node.published()
+        labels = '{engine="0",model_name="model-1"}'
+        node.http.metrics = f"vllm:num_requests_waiting{labels} 3.0\nvllm:generation_tokens_total{labels} 7.0\n"
+        await eventually(lambda: node.record.state == registry_pb2.NODE_STATE_NOT_READY, 10)
+        assert node.record.state_reason == "the engine of rank 0 has requests and made no progress for 1 s"
+        assert node.registry.keys_of("set-1")
+        node.http.metrics = node.http.metrics.replace("7.0", "8.0").replace("3.0", "0.0")
+        await node.ready()
+        await node.claim()
+
+
 async def test_health_follows_the_agents_life(tmp_path: Path) -> None:
     async with owner_node(tmp_path, drain_s=0.5) as node, open_channel(f"127.0.0.1:{node.app.port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)

@@ -30,12 +30,12 @@ pytestmark = pytest.mark.etcd
 
 
 @asynccontextmanager
-async def running(endpoint: str, tmp_path: Path, **settings: Any) -> AsyncIterator[System]:
+async def running(endpoint: str, tmp_path: Path, *, lease_ttl_s: int = 2, **settings: Any) -> AsyncIterator[System]:
     """Runs a system with short leases."""
     async with AsyncExitStack() as stack:
         replica = running_registry(endpoint, "cluster", pointer_ttl_s=2, **settings)
         registry = await stack.enter_async_context(replica)
-        node = agent_node(tmp_path, registry.address, lease_ttl_s=2, lease_margin_s=0.2)
+        node = agent_node(tmp_path, registry.address, lease_ttl_s=lease_ttl_s, lease_margin_s=0.2)
         system = System(registry, await stack.enter_async_context(node))
         await system.begin()
         yield system
@@ -240,23 +240,23 @@ async def test_a_wrong_password_is_named_and_waited_for(tmp_path: Path) -> None:
 
 async def test_connections_to_etcd_break_again_and_again(own_etcd: EtcdProcess, tmp_path: Path) -> None:
     with TcpProxy(own_etcd.endpoint) as proxy, capture_logs() as logs:
-        async with running(proxy.address, tmp_path) as system:
-            for _ in range(4):
-                await asyncio.sleep(0.95)
+        async with running(proxy.address, tmp_path, lease_ttl_s=4) as system:
+            for _ in range(10):
+                await asyncio.sleep(0.45)
                 proxy.cut()
                 await asyncio.sleep(0.05)
                 proxy.heal()
-            await system.works_again("connections broken every second", within_s=3)
+            await system.works_again("connections broken twice a second", within_s=3)
             assert not [log for log in logs if str(log["event"]).startswith("lease lost")]
 
 
 async def test_a_busy_event_loop_costs_no_lease(own_etcd: EtcdProcess, tmp_path: Path) -> None:
     with capture_logs() as logs:
-        async with running(own_etcd.endpoint, tmp_path) as system:
-            for _ in range(3):
+        async with running(own_etcd.endpoint, tmp_path, lease_ttl_s=4) as system:
+            for _ in range(4):
                 # The agent's, the registry's and this test's are one.
                 block(1.0)
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.2)
             await system.works_again("event loop blocked for a second", within_s=3)
             assert not [log for log in logs if str(log["event"]).startswith("lease lost")]
 
