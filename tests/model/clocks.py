@@ -28,12 +28,16 @@ class RemoteClocks:
         self._own = own
         self._engines = engines
         self._offsets: dict[str, Offset] = {}
+        self._asked: set[str] = set()
         self._jumped: set[str] = set()
         self._now = 0.0
 
     def step(self, now: float) -> None:
-        """Lets time pass."""
+        """Lets time pass; what was asked before is known now."""
         self._now = now
+        for engine_id in self._asked:
+            self.measure(engine_id)
+        self._asked.clear()
         for engine_id, offset in list(self._offsets.items()):
             if self._own.at(now) - offset.at > _REMEASURE_S:
                 self.measure(engine_id)
@@ -53,7 +57,7 @@ class RemoteClocks:
     def watch(self, engine_id: str, host: str, port: int) -> None:
         """Starts measuring an engine's clock."""
         if engine_id not in self._offsets:
-            self.measure(engine_id)
+            self._asked.add(engine_id)
 
     def remaining(self, engine_id: str, deadline: float, now: float) -> float | None:
         """Returns the seconds certainly left; None when the clock is not known."""
@@ -63,8 +67,8 @@ class RemoteClocks:
         return deadline - (now + offset.widened(now).high)
 
     def measuring(self, engine_id: str) -> bool:
-        """Tells whether a clock may soon be known: here it is known or never will be."""
-        return False
+        """Tells whether a clock may soon be known."""
+        return engine_id in self._asked
 
     def jumped(self, engine_id: str) -> bool:
         """Tells whether the engine's clock was seen to jump."""

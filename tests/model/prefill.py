@@ -41,6 +41,7 @@ class Read:
     started: bool = False
     copied: list[int] = field(default_factory=list)
     copied_blocks: int = 0
+    completed: bool = False
 
     @property
     def set_id(self) -> str:
@@ -95,6 +96,7 @@ class PrefillEngine:
         self._handles = Handles(clocks)
         self._fence = EndFence(clocks)
         self._numbers = 0
+        self._held: set[str] = set()
 
     def admit(self, params: dict[str, Any], prompt: list[int], identity: bytes, pace: Pace, now: float) -> Answer:
         """Takes a leg in (backhaul_connector.scheduler, `_admit_prefill`)."""
@@ -110,9 +112,17 @@ class PrefillEngine:
         return Answer(refused, spent=not refused or refused == USED)
 
     def step(self, now: float) -> None:
-        """Lets reads go on."""
+        """Lets reads go on, and judges those that are over (connector, `get_transfer_results`)."""
         self.clocks.step(now)
-        self.reads = [read for read in self.reads if self._goes_on(read, now)]
+        going = [read for read in self.reads if read.completed or self._goes_on(read, now)]
+        # A read that the clock holds back is named when that is known.
+        fresh = {read.request_id for read in going if read.completed} - self._held
+        over, failed = self._fence.judge(fresh, set(), self._clock.at(now))
+        for read in going:
+            if read.request_id in over - failed:
+                self._used(read)
+        self.reads = [read for read in going if read.request_id not in over]
+        self._held = {read.request_id for read in self.reads if read.completed}
 
     def _goes_on(self, read: Read, now: float) -> bool:
         engine = self._engine()
@@ -121,34 +131,28 @@ class PrefillEngine:
         if engine.engine_id != read.engine_id:
             # Nobody there, or another engine: the load fails.
             return False
-        if not read.started and not self._start(read, now):
+        if not read.started and not self._start(read, engine, now):
             return False
         while read.copied_blocks < len(read.blocks) and now >= read.next_at:
             read.copied += engine.read(read.blocks[read.copied_blocks])
             read.copied_blocks += 1
             read.next_at += read.pace.block_s
-        if read.copied_blocks < len(read.blocks) or now < read.next_at:
-            return True
-        self._finish(read, engine, now)
-        return False
+        if read.copied_blocks == len(read.blocks) and now >= read.next_at:
+            read.completed = True
+            engine.free([read.set_id])
+        return True
 
-    def _start(self, read: Read, now: float) -> bool:
+    def _start(self, read: Read, engine: DecodeEngine, now: float) -> bool:
         if read.pace.whole_hit:
-            self._engine().free([read.set_id])
+            engine.free([read.set_id])
             return False
-        remaining = self.clocks.remaining(read.engine_id, read.deadline, self._clock.at(now))
-        if remaining is not None and remaining <= _START_MARGIN_S:
+        # vLLM has measured the clock itself, at the handshake.
+        if engine.clock.at(now) + _START_MARGIN_S >= read.deadline:
             return False
         read.started = True
         self._started(read)
         self._fence.started({read.request_id: _meta(read)})
         return True
-
-    def _finish(self, read: Read, engine: DecodeEngine, now: float) -> None:
-        _, late = self._fence.judge({read.request_id}, set(), self._clock.at(now))
-        if read.request_id not in late:
-            self._used(read)
-        engine.free([read.set_id])
 
 
 def _meta(read: Read) -> Any:
