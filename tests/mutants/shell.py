@@ -74,4 +74,27 @@ MUTANTS = (
         ("tests/unit/registry/test_index_service.py::test_an_end_that_turns_out_to_be_a_break_does_not_purge",),
         fixtures=True,
     ),
+    Mutant(
+        "resume-on-another-history",
+        "services/registry/src/backhaul_registry/core/feed.py",
+        "self._digest_at(start_revision) != start_digest",
+        "self._digest_at(start_revision) is None",
+        ("tests/unit/registry/test_feed.py::test_a_client_that_knew_something_else_at_that_revision_starts_afresh",),
+    ),
+    Mutant(
+        "count-on-a-lease-for-pointers",
+        "services/registry/src/backhaul_registry/publishing.py",
+        "                await self._check()\n",
+        "",
+        ("tests/unit/registry/test_publishing.py::test_what_etcd_no_longer_has_is_reported_although_the_lease_lives",),
+        fixtures=True,
+    ),
+    Mutant(
+        "write-on-after-a-loss",
+        "services/registry/src/backhaul_registry/etcd_store.py",
+        "self._etcd.txn([before], ops, [Get(key)], repeatable=True)",
+        "self._etcd.txn([], ops, [Get(key)], repeatable=True)",
+        ("tests/unit/registry/test_publishing.py::test_a_batch_after_a_loss_writes_nothing",),
+        fixtures=True,
+    ),
 )

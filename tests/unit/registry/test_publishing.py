@@ -94,6 +94,18 @@ async def test_what_etcd_no_longer_has_is_reported_although_the_lease_lives(
         await keeping
 
 
+async def test_a_batch_after_a_loss_writes_nothing(store: PointerStore, etcd: FakeEtcd) -> None:
+    stream = stream_on(store, etcd)
+    await stream.open()
+    await stream.take(1, [pointer("old")], [])
+    old, at = (await etcd.list_prefix(b"/c/")).items, etcd.revision
+    await stream.take(2, [pointer("lost")], [])
+    etcd.restore(old, at)
+    with pytest.raises(AbortedError, match="HISTORY_LOST"):
+        await stream.take(3, [pointer("new")], [])
+    assert await found(store) == ["old"]
+
+
 async def test_a_wrong_batch_writes_nothing(store: PointerStore, etcd: FakeEtcd) -> None:
     stream = stream_on(store, etcd)
     await stream.open()
