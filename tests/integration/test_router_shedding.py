@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -371,15 +372,24 @@ async def test_when_none_is_idle_a_new_connection_is_told_so() -> None:
         stack.prefill.then(*[hang() for _ in range(3)])
         running = [asyncio.create_task(post(client, stack)) for _ in range(3)]
         await eventually(lambda: stack.router.admission.turn_count == 3)
-        for _ in range(5):
-            got = await stack.chat("x" * 100_000)
-            assert (got.status, got.headers["retry-after"]) == (429, "1")
-            assert b"3 connections are open, which is this router's limit" in got.body
+        for size in (10, 3 * MIB):
+            reply = await asyncio.to_thread(_blocking, stack.router.http_port, "x" * size)
+            assert reply.startswith(b"HTTP/1.1 429 ")
+            assert b"\r\nretry-after: 1\r\n" in reply
+            assert b"3 connections are open, which is this router's limit" in reply
         for task in running:
             task.cancel()
         await asyncio.wait(running)
         await eventually(lambda: stack.router.admission.turn_count == 0)
         assert (await stack.chat("hi")).status == 200
+
+
+def _blocking(port: int, text: str) -> bytes:
+    """Sends all of a request before it reads anything."""
+    body = json.dumps(chat_body(text)).encode()
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(_head(len(body)) + b"\r\n\r\n" + body)
+        return connection.makefile("rb").read()
 
 
 class _Gauge:

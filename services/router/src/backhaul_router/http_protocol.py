@@ -56,7 +56,7 @@ class ApiProtocol(web.RequestHandler):
     A client that sends its request too slowly, or takes its answer too slowly, loses the connection.
     """
 
-    __slots__ = ("_head_timer", "_limits", "_phase", "_probe", "_send_timer", "_server", "_stream_probes")
+    __slots__ = ("_head_timer", "_limits", "_phase", "_probe", "_send_timer", "_served", "_server", "_stream_probes")
 
     def __init__(self, server: "ApiServer", limits: ClientLimits, **kwargs: Any) -> None:
         super().__init__(server, **kwargs)
@@ -67,6 +67,7 @@ class ApiProtocol(web.RequestHandler):
         self._head_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._stream_probes = 0
+        self._served = False
 
     @property
     def idle(self) -> bool:
@@ -85,7 +86,8 @@ class ApiProtocol(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begins to serve, unless too many connections are open and none of them is idle."""
-        if self._server.make_room():
+        self._served = self._server.make_room()
+        if self._served:
             super().connection_made(transport)
             return
         assert isinstance(transport, asyncio.Transport)
@@ -94,6 +96,8 @@ class ApiProtocol(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parses; begins to count time when a head is left unfinished."""
+        if not self._served:
+            return
         super().data_received(data)
         if not self.idle:
             _cancel(self._head_timer)
@@ -213,11 +217,10 @@ class ApiServer(web.Server):
         self._drops.add(1, {"reason": reason})
 
     def say_goodbye(self, transport: asyncio.Transport, error: ApiError) -> None:
-        """Sends an error and closes a moment later: what the client still sends must not make it lose the error."""
+        """Sends an error and closes a moment later: a client that is still sending would fail before it reads why."""
         head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
         rest = f"content-length: {len(error.body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
         transport.write((head + rest).encode() + error.body)
-        transport.pause_reading()
         if transport.can_write_eof():
             transport.write_eof()
         self._goodbyes.add(transport)
