@@ -8,8 +8,10 @@ from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from backhaul_router.admission import Admission
 from backhaul_router.core.engines import Failure
-from tests.unit.router.ports import Bench
+from backhaul_router.core.errors import ApiError
+from tests.unit.router.ports import Bench, FakeClock
 
 
 @pytest.fixture
@@ -62,3 +64,19 @@ async def test_pairs_that_are_set_apart(reader: InMemoryMetricReader) -> None:
     bench.engines.prefill_steps = [Failure.FAULT]
     await bench.chat("a", "b", "c")
     assert counted(reader)["pairs_apart"] == {(): 1}
+
+
+def test_what_runs_is_held_and_is_refused(reader: InMemoryMetricReader) -> None:
+    limits = Admission(max_turns=1, max_held_bytes=10, clock=FakeClock())
+    with limits.turn() as held:
+        held.grow(7)
+        for _ in range(2):
+            with pytest.raises(ApiError), limits.turn():
+                pass
+        with pytest.raises(ApiError):
+            held.grow(4)
+        running = counted(reader)
+        assert (running["running_turns"], running["held_bodies"]) == ({(): 1}, {(): 7})
+    got = counted(reader)
+    assert (got["running_turns"], got["held_bodies"]) == ({(): 0}, {(): 0})
+    assert got["refusals"] == {(("reason", "too_many_turns"),): 2, (("reason", "too_many_bytes"),): 1}
