@@ -67,7 +67,7 @@ class Inference(Partial):
 
 @asynccontextmanager
 async def serving(
-    answer: Answer | None = None, inference: Inference | None = None, **options: int
+    answer: Answer | None = None, inference: Inference | None = None, **options: Any
 ) -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
     server = GrpcServer(address="127.0.0.1:0", service_names=(NODES,), **options)
     if answer is not None:
