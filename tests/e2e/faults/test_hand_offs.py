@@ -1,6 +1,8 @@
 """Hand-offs between simulated engines that run the real connector: freed when nobody asks, repeated when they fail."""
 
+import asyncio
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,18 +14,27 @@ from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
 from backhaul_local.options import StackOptions
 from backhaul_local.simulated import SimulatedEngine
 from backhaul_local.stack import Stack
+from backhaul_router.engine_client import KEEP_ALIVE_S
 from tests.fakes.eventually import eventually
 
 pytestmark = pytest.mark.timeout(120)
 
 WORDS = " ".join(f"word{index}" for index in range(120))
+LEASE_S = 15.0
+"""More than agent (9 s) and router (1 s) need to notice that an engine is frozen."""
 COLD_PARAMS = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    # A prefill engine that soon takes blocks back and has few of them.
+    prefill = SimulatedEngine(lease_s=LEASE_S, flags=["--block-size", "16", "--block-count", "64"])
+    decode = SimulatedEngine(flags=["--block-size", "16"])
     options = StackOptions(
-        state=tmp_path_factory.mktemp("s"), prefill=[SimulatedEngine(ttl_s=60)], decode=[SimulatedEngine(ttl_s=60)]
+        state=tmp_path_factory.mktemp("s"),
+        prefill=[prefill],
+        decode=[decode],
+        router_flags=["--gone-timeout-s", "1", "--lookup-budget-s", "1"],
     )
     with Stack(options) as stack:
         yield stack
@@ -40,11 +51,15 @@ def body(stack: Stack, text: str, **fields: Any) -> dict[str, Any]:
     return {"model": stack.model_name, "messages": messages, "max_tokens": 8, "ignore_eos": True, **fields}
 
 
+def ledger(http: httpx2.Client, stack: Stack, name: str) -> Any:
+    """Returns what a simulated engine has seen of reads and blocks."""
+    (rank,) = http.get(f"{stack.node(name).url}/simulator/ledger").json()["ranks"]
+    return rank
+
+
 def handoffs(http: httpx2.Client, stack: Stack) -> int:
     """Returns how many hand-offs the prefill engine keeps blocks for."""
-    ledger = http.get(f"{stack.node('prefill-1').url}/simulator/ledger").json()
-    ranks = ledger["ranks"]
-    return sum(rank["retained"]["handoff"]["sets"] for rank in ranks)
+    return int(ledger(http, stack, "prefill-1")["retained"]["handoff"]["sets"])
 
 
 async def test_a_hand_off_that_nobody_asked_for_is_freed_long_before_its_lease_ends(
@@ -60,7 +75,7 @@ async def test_a_hand_off_that_nobody_asked_for_is_freed_long_before_its_lease_e
             engine_id=params["remote_engine_id"], hand_off_id=params["remote_request_id"]
         )
         await stub.ReleaseHandOff(named, timeout=5)
-    await eventually(lambda: handoffs(http, stack) == 0, 10)
+    await eventually(lambda: handoffs(http, stack) == 0, LEASE_S / 2)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -86,6 +101,32 @@ async def test_the_clients_counts_are_prefills_for_the_prompt_and_decodes_for_th
         assert usage["completion_tokens"] == 8
         assert usage["total_tokens"] == usage["prompt_tokens"] + 8
         assert bool(usage["prompt_tokens_details"]["cached_tokens"]) is cached
+
+
+async def test_a_decode_engine_that_was_frozen_longer_than_its_blocks_are_kept_does_not_read_them(
+    stack: Stack, http: httpx2.Client
+) -> None:
+    """vLLM would: it looks at no lease of a hand-off, and whoever reads late reads other requests' blocks."""
+    request = body(stack, "frozen")
+    # A connection that was kept open would end when the engine wakes, and its request with it.
+    await asyncio.sleep(KEEP_ALIVE_S + 0.5)
+    stack.freeze("decode-1")
+    try:
+        began = time.monotonic()
+        got = await asyncio.to_thread(http.post, f"{stack.routers[0]}/v1/chat/completions", json=request)
+        assert got.status_code == 503
+        assert time.monotonic() - began < LEASE_S
+        await asyncio.sleep(max(0.0, began + LEASE_S + 1 - time.monotonic()))
+        for index in range(6):
+            other = body(stack, f"other {index}", max_tokens=1)
+            http.post(f"{stack.node('prefill-1').url}/v1/chat/completions", json=other).raise_for_status()
+    finally:
+        stack.thaw("decode-1")
+    await eventually(lambda: "true" in http.get(f"{stack.routers[0]}/ready").text, 20)
+    answers = [http.post(f"{stack.routers[0]}/v1/chat/completions", json=request).text for _ in range(2)]
+    assert text_of(answers[0]) == text_of(answers[1])
+    assert ledger(http, stack, "decode-1")["wrong_reads_used"] == 0
+    assert ledger(http, stack, "prefill-1")["reads_of_freed"] == 0
 
 
 def events_in(raw: str) -> list[Any]:
