@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 SERVICE = """
-import asyncio, sys
+import asyncio, sys, time
 from opentelemetry import trace
 from backhaul_common.errors import UnavailableError
 from backhaul_common.logs import configure_logging
@@ -20,6 +20,9 @@ from backhaul_common.telemetry import configure_telemetry
 async def main(stopping):
     with trace.get_tracer("t").start_as_current_span("s") as span:
         print("recording" if span.is_recording() else "not recording", flush=True)
+    began = time.monotonic()
+    for _ in range(2_000): trace.get_tracer("t").start_span("request").end()
+    print(f"took {time.monotonic() - began}", flush=True)
     await stopping.wait()
     if "fail" in sys.argv: raise UnavailableError("SOME_REASON", "some words")
     if "crash" in sys.argv: raise RuntimeError("boom")
@@ -82,6 +85,18 @@ def test_a_collector_that_is_away_or_silent_delays_the_end_by_two_seconds_at_mos
             code, first, _, took_s = end(start(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint), signal.SIGTERM)
             assert (code, first) == (0, "recording")
             assert took_s < 4
+
+
+def test_a_collector_that_is_away_or_silent_delays_no_request() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        for port in (silent.getsockname()[1], 9):
+            process = start(OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{port}")
+            assert process.stdout is not None
+            process.stdout.readline()
+            # Two thousand spans; one export that waits for its answer takes ten seconds.
+            assert float(process.stdout.readline().removeprefix("took ")) < 3
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.parametrize("name", ["OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER"])
