@@ -12,7 +12,7 @@ import pytest
 
 from backhaul.registry.v1 import registry_pb2
 from backhaul.router.v1 import router_pb2, router_pb2_grpc
-from backhaul_common.errors import FailedPreconditionError, UnavailableError
+from backhaul_common.errors import FailedPreconditionError, ResourceExhaustedError, UnavailableError
 from backhaul_common.grpc_client import open_channel
 from backhaul_connector.anchors import AnchorChain
 from backhaul_router.core.body import Endpoint, parse_body
@@ -194,6 +194,18 @@ async def test_another_registry_answers_when_one_is_gone() -> None:
                 async with stack.client.post(url, json=chat_body("hi", "hello", "more")) as response:
                     assert response.status == 200
                     assert response.headers["x-backhaul-miss"] == "not_found"
+
+
+async def test_another_registry_answers_when_one_is_full(stack: RouterStack) -> None:
+    async with FakeDirectory() as other:
+        await other.add(stack.prefill)
+        await other.add(stack.decode, agent=stack.owner.address)
+        stack.directory.failure = ResourceExhaustedError("TOO_MANY_CALLS", "full")
+        async with router_for((stack.directory.address, other.address)) as router:
+            await eventually(lambda: len(router.table) == 2)
+            url = f"http://127.0.0.1:{router.http_port}{CHAT}"
+            async with stack.client.post(url, json=chat_body("hi", "hello", "more")) as response:
+                assert response.headers["x-backhaul-miss"] == "not_found"
 
 
 # Nodes that come and go

@@ -11,7 +11,7 @@ import structlog
 
 from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
 from backhaul_common.clock import Clock
-from backhaul_common.errors import BackhaulError, DeadlineExceededError, UnavailableError
+from backhaul_common.errors import BackhaulError, DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_router.convert import node_from, pointer_from
 from backhaul_router.core.candidates import Pointer
@@ -91,7 +91,8 @@ class RegistryClient:
                 failure = to_error(error)
                 if self._preferred == asked:
                     self._preferred = (asked + 1) % len(self._channels)
-                if not isinstance(failure, UnavailableError):
+                # Another replica may be there, or have room.
+                if not isinstance(failure, UnavailableError | ResourceExhaustedError):
                     break
             else:
                 return [pointer_from(pointer) for pointer in response.pointers]
