@@ -88,6 +88,11 @@ class EtcdProcess:
         with (self._directory / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def kill(self) -> None:
         """Kills etcd as a crash would; its data stays."""
         process, self._process = self._process, None

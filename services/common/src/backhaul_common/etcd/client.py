@@ -14,6 +14,7 @@ from backhaul_common.etcd import failures
 from backhaul_common.etcd.connection import Connection, Metadata, TlsFiles
 from backhaul_common.etcd.ops import Compare, Get, KeyValue, Op, from_kv, prefix_end, range_request, to_compare, to_op
 from backhaul_common.etcd.stubs import rpc
+from backhaul_common.etcd.undisturbed import LIFE_S, UndisturbedReads
 
 _PAGE = 250
 """Keys of one page: with values of up to 64 KiB it stays below the longest message (17 MiB)."""
@@ -113,6 +114,7 @@ class EtcdClient:
             attempt_s=options.attempt_s,
             clock=clock or SystemClock(),
         )
+        self._reads = UndisturbedReads()
 
     async def __aenter__(self) -> Self:
         return self
@@ -120,6 +122,7 @@ class EtcdClient:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        await self._reads.close()
         await self._connection.close()
 
     @property
@@ -139,15 +142,25 @@ class EtcdClient:
         """Runs ``then`` when all ``compares`` hold, else ``otherwise``, atomically.
 
         ``repeatable``: doing it twice is as good as once, so it may go to another endpoint after a lost answer. A
-        transaction that only reads is linearizable (etcd, server/etcdserver/v3_server.go, ``Txn``).
+        transaction that only reads is so by itself, and linearizable (etcd, server/etcdserver/v3_server.go, ``Txn``);
+        it goes on in etcd when its caller has gone (`UndisturbedReads`).
         """
         request = rpc.TxnRequest(
             compare=[to_compare(compare) for compare in compares],
             success=[to_op(op) for op in then],
             failure=[to_op(op) for op in otherwise],
         )
+        if all(isinstance(op, Get) for op in (*then, *otherwise)):
+            return _txn_result(await self._read_txn(request, timeout_s))
         answer = await self._unary(rpc.KVStub, "Txn", request, repeatable, timeout_s)
         return _txn_result(answer)
+
+    async def _read_txn(self, request: Any, timeout_s: float | None) -> Any:
+        async def attempt(channel: grpc.aio.Channel, metadata: Metadata, left_s: float) -> Any:
+            return await self._reads.wait(rpc.KVStub(channel).Txn(request, timeout=LIFE_S, metadata=metadata), left_s)
+
+        total_s = self._options.total_s if timeout_s is None else timeout_s
+        return await self._connection.call(attempt, repeatable=True, total_s=total_s)
 
     async def range(self, get: Get, *, revision: int = 0, timeout_s: float | None = None) -> Listing:
         """Reads keys, linearizably; at ``revision`` when it is given."""
