@@ -214,6 +214,8 @@ class PointerStore:
             if found.value == value:
                 # Written at the first attempt, whose answer was lost.
                 return replace(mark, number=number, revision=found.mod_revision)
+        # The mark goes with its lease, too: LEASE_LOST is the plainer word then.
+        await self.renew(mark.lease_id)
         raise _history_lost()
 
     async def check(self, mark: Mark) -> None:
