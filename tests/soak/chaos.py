@@ -15,16 +15,18 @@ Draw = Callable[[Random], Fault]
 class Chaos:
     """Lets faults happen to a stack; which, when and for how long comes from a seed."""
 
-    def __init__(self, stack: Stack, draw: Draw, *, seed: int, every_s: float) -> None:
-        """``every_s``: mean pause between two faults, seconds. They may overlap, but not on the same subject."""
+    def __init__(self, stack: Stack, draw: Draw, lock: asyncio.Lock, *, seed: int, every_s: float) -> None:
+        """``every_s``: mean pause between two faults, seconds. They may overlap, but not on the same subject.
+
+        Processes are started and killed under the lock.
+        """
         self.happened: list[str] = []
         self._stack = stack
         self._draw = draw
         self._rng = Random(f"chaos-{seed}")
         self._every_s = every_s
         self._running: set[str] = set()
-        # Processes are started and killed from one thread at a time.
-        self._lock = asyncio.Lock()
+        self._lock = lock
 
     async def run(self, done: asyncio.Event) -> None:
         """Goes on until ``done``, then waits until every fault has been mended."""

@@ -15,7 +15,7 @@ from tests.soak.tally import Tally
 
 
 def document(
-    tally: Tally, ledgers: Ledgers, *, settings: dict[str, Any], seconds: float, faults: list[str]
+    tally: Tally, ledgers: Ledgers, *, settings: dict[str, Any], seconds: float, faults: list[str], deaths: list[str]
 ) -> dict[str, Any]:
     """Returns the whole report as JSON."""
     return {
@@ -27,6 +27,7 @@ def document(
         **tally.document(),
         "engines_counted": ledgers.counts(),
         "faults": faults,
+        "deaths": deaths,
         "engines": ledgers.ranks,
     }
 
@@ -45,6 +46,8 @@ def problems(report: dict[str, Any], *, faults_allowed: bool) -> list[str]:
     failed = {name: count for name, count in outcomes.items() if name not in ("answered", "left")}
     if failed and not faults_allowed:
         found.append(f"{sum(failed.values())} turns failed although nothing was broken: {failed}")
+    if report["deaths"]:
+        found.append(f"processes died by themselves: {', '.join(report['deaths'])}")
     if not report["routes"].get("warm"):
         found.append("no turn was warm: the run shows nothing")
     return found

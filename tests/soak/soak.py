@@ -9,6 +9,7 @@ from typing import Any
 
 from backhaul_local.stack import Stack
 from tests.soak.chaos import Chaos, Draw
+from tests.soak.keeper import Keeper
 from tests.soak.ledgers import Ledgers
 from tests.soak.players import Players
 from tests.soak.report import document
@@ -45,22 +46,32 @@ async def soak(
         concurrency=plan.concurrency,
         limit_s=plan.limit_s,
     )
-    ledgers = Ledgers()
-    chaos = Chaos(stack, draw, seed=plan.seed, every_s=plan.fault_every_s) if draw and plan.fault_every_s else None
+    ledgers, lock = Ledgers(), asyncio.Lock()
+    keeper = Keeper(stack, lock)
+    chaos = (
+        Chaos(stack, draw, lock, seed=plan.seed, every_s=plan.fault_every_s) if draw and plan.fault_every_s else None
+    )
     begin = time.monotonic()
     async with AsyncExitStack() as exits:
         group = await exits.enter_async_context(asyncio.TaskGroup())
         done = asyncio.Event()
         watching = group.create_task(_watch(stack, ledgers, lambda: on_look(players.tally)))
+        keeping = group.create_task(keeper.run())
         if chaos:
             group.create_task(chaos.run(done))
         await players.run()
         done.set()
         watching.cancel()
+        keeping.cancel()
     await asyncio.to_thread(ledgers.collect, [node.url for node in stack.nodes])
     seconds = time.monotonic() - begin
     return document(
-        players.tally, ledgers, settings=asdict(plan), seconds=seconds, faults=chaos.happened if chaos else []
+        players.tally,
+        ledgers,
+        settings=asdict(plan),
+        seconds=seconds,
+        faults=chaos.happened if chaos else [],
+        deaths=keeper.deaths,
     )
 
 
