@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from backhaul_local.etcd import etcd_binary, etcd_spec
-from backhaul_local.ports import HOST, Ports
+from backhaul_local.etcd import EtcdMember, etcd_binary, etcd_spec
+from backhaul_local.ports import Ports
 from backhaul_local.probes import http_ready
 from backhaul_local.processes import LocalError, ProcessSpec, Supervisor
 
@@ -158,10 +158,10 @@ def test_a_name_cannot_run_twice(supervisor: Supervisor) -> None:
 @pytest.mark.etcd
 def test_etcd_keeps_its_data_over_a_kill_and_a_restart(supervisor: Supervisor, tmp_path: Path) -> None:
     ports = Ports()
-    client = ports.take()
-    address = f"{HOST}:{client}"
+    member = EtcdMember(name="etcd", client_port=ports.take(), peer_port=ports.take(), data=tmp_path / "etcd")
+    address = member.endpoint
     etcdctl = [str(etcd_binary().with_name("etcdctl")), f"--endpoints={address}"]
-    supervisor.start(etcd_spec(client_port=client, peer_port=ports.take(), data=tmp_path / "etcd"))
+    supervisor.start(etcd_spec(member, [member]))
     supervisor.wait_until("etcd", lambda: http_ready(f"http://{address}/health"), timeout_s=20)
     subprocess.run([*etcdctl, "put", "key", "kept"], check=True, capture_output=True)
 
