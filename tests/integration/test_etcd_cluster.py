@@ -57,9 +57,9 @@ def lost_leases(logs: Sequence[Mapping[str, Any]]) -> int:
 async def test_the_leader_is_killed(system: OnCluster) -> None:
     with capture_logs() as logs:
         system.etcd.members[system.leader].kill()
-        await system.works_again("leader killed", within_s=8)
+        await system.works_again("leader killed", within_s=15)
         system.etcd.members[system.leader].start()
-        await system.works_again("killed member back", within_s=5)
+        await system.works_again("killed member back", within_s=15)
     assert lost_leases(logs) == 0
 
 
@@ -68,10 +68,10 @@ async def test_the_leader_freezes(system: OnCluster) -> None:
     with capture_logs() as logs:
         frozen.pause()
         try:
-            await system.works_again("leader frozen", within_s=8)
+            await system.works_again("leader frozen", within_s=15)
         finally:
             frozen.resume()
-        await system.works_again("frozen member back", within_s=5)
+        await system.works_again("frozen member back", within_s=15)
     assert lost_leases(logs) == 0
 
 
@@ -79,7 +79,7 @@ async def test_the_member_in_use_is_cut_off_from_the_others(system: OnCluster, t
     # Cut off, that member still takes calls and holds watches; it must be left.
     with capture_logs() as logs:
         system.etcd.isolate(system.leader)
-        await system.works_again("member isolated", within_s=8)
+        await system.works_again("member isolated", within_s=15)
         settings = {"node_id": "node-2", "lease_ttl_s": 10}
         async with agent_node(tmp_path / "2", system.registry.address, **settings) as newcomer:
             await newcomer.connector.connect()
@@ -93,7 +93,7 @@ async def test_the_member_in_use_is_cut_off_from_the_others(system: OnCluster, t
 
             await recovered("member isolated: a new node is watched", seen, within_s=15)
         system.etcd.reunite()
-        await system.works_again("isolated member back", within_s=5)
+        await system.works_again("isolated member back", within_s=15)
     assert lost_leases(logs) == 0
 
 
@@ -112,4 +112,4 @@ async def test_all_members_freeze_for_longer_than_leases_live(system: OnCluster)
     finally:
         for member in system.etcd.members:
             member.resume()
-    await system.works_again("all members thawed", within_s=10)
+    await system.works_again("all members thawed", within_s=15)
