@@ -261,11 +261,31 @@ async def test_decodes_error_is_passed_on(status: int, attempts: int) -> None:
     assert len(bench.engines.decodes) == attempts
 
 
-async def test_the_only_decode_engine_is_asked_again_when_the_blocks_may_be_why_it_failed() -> None:
-    bench = Bench(nodes=ready("p1", "d1"))
+@pytest.mark.parametrize(
+    ("nodes", "policy", "prefills"),
+    [
+        pytest.param(("p1", "d1"), Policy(), 1, id="no other prefill node: decode computes the prompt"),
+        pytest.param(("p1", "d1"), STRICT, 2, id="unless it may not"),
+        pytest.param(("p1", "p2", "d1"), Policy(), 2, id="another prefill node"),
+    ],
+)
+async def test_the_only_decode_engine_is_asked_again_when_the_blocks_may_be_why_it_failed(
+    nodes: tuple[str, ...], policy: Policy, prefills: int
+) -> None:
+    bench = Bench(nodes=ready(*nodes), policy=policy)
     bench.engines.decode_steps = [FakeStream(b"{}", status=500, headers=JSON)]
     assert (await bench.chat("a")).served == ("cold", "decode_failed")
-    assert len(bench.engines.prefills) == len(bench.engines.decodes) == 2
+    assert [leg.node for leg in bench.engines.decodes] == ["d1", "d1"]
+    assert len(bench.engines.prefills) == prefills
+    assert len({leg.node for leg in bench.engines.prefills}) == len(nodes) - 1
+
+
+async def test_blocks_that_no_decode_engine_can_read_fail_no_turn() -> None:
+    """As when the clock of the only prefill node has jumped: no deadline of its hand-offs means anything any more."""
+    bench = Bench(nodes=ready("p1", "d1", "d2"))
+    for _ in range(4):
+        bench.engines.decode_steps = [_abandoned]
+        assert (await bench.chat("a")).served == ("cold", "decode_failed")
 
 
 async def test_the_only_decode_engine_is_not_asked_again_when_it_had_no_blocks() -> None:

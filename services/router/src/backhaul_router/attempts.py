@@ -84,7 +84,7 @@ class Attempts:
             return HandedOver(self._decode_only(turn))
         for last in (False, True):
             pair = self._pair(turn)
-            if pair is None or pair.prefill is None:
+            if pair is None or pair.prefill is None or self._unreadable(turn, pair.prefill):
                 return HandedOver(self._without_prefill(turn))
             try:
                 hand = await self._prefill_leg(turn, pair.prefill)
@@ -210,7 +210,8 @@ class Attempts:
     def _again(self, turn: Turn, handed: HandedOver, failure: Failure) -> bool:
         """Notes a failed decode leg. Tells whether both legs may be repeated.
 
-        They may on another node, after a mere broken connection, and when the hand-off may be why.
+        They may on another node, after a mere broken connection, and when the hand-off may be why: then with another
+        prefill node's, or none.
         """
         node, prefill = handed.pair.decode, handed.pair.prefill
         if failure is Failure.SOURCE_GONE and prefill is not None:
@@ -220,6 +221,7 @@ class Attempts:
         unread = failure in NOT_READ and handed.params is not None and prefill is not None
         if unread and prefill is not None:
             turn.unread.append((node, prefill))
+            turn.tried.add(prefill.node_id)
         elsewhere = others(self._table, Role.DECODE, turn.body.model, turn.tried)
         return failure is Failure.DISCONNECTED or unread or elsewhere
 
@@ -243,6 +245,11 @@ class Attempts:
         if turn.warm:
             return Pair(turn.warm.prefill, turn.warm.holder)
         return pick_pair(self._table, self._load, turn.body.model, without=turn.tried)
+
+    def _unreadable(self, turn: Turn, prefill: Node) -> bool:
+        """Tells whether decode could not read this node's blocks, and may compute the prompt in place of it."""
+        unread = any(source.node_id == prefill.node_id for _, source in turn.unread)
+        return unread and self._policy.prefill_fallback == "decode"
 
     def _without_prefill(self, turn: Turn) -> Pair:
         if self._policy.prefill_fallback == "strict":
