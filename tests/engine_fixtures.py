@@ -32,7 +32,9 @@ BLOCKS = 110
 MAX_MODEL_LEN = 3200
 TTL_S, REAL_TTL_S = 10.0, 20.0
 """For the sake of tests that wait for its end; no shorter, for vLLM reads no handle in its last 5 s."""
-LEASE_S = 6.0
+LEASE_S = 15.0
+"""The shortest with which the connector reuses anything."""
+STOCK_LEASE_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +91,15 @@ def pair(engines: Engines, request: pytest.FixtureRequest) -> Pair:
     """These engines, with nothing cached or pinned by an earlier test."""
     for set_id in engines.decode.retained():
         engines.decode.nixl.release(set_id)
+    for hand_off in engines.prefill.take_hand_offs():
+        engines.prefill.nixl.release(hand_off)
     forget(engines)
     return Pair(engines.prefill, engines.decode, engines.vocabulary, seed=hash(request.node.name))
 
 
 def forget(engines: Engines) -> None:
     """Empties both prefix caches. Hand-offs that nobody read leave with their lease."""
-    deadline = time.monotonic() + LEASE_S + 4
+    deadline = time.monotonic() + engines.prefill.lease_s + 4
     while not all([engines.prefill.forget(), engines.decode.forget()]):
         assert time.monotonic() < deadline, "blocks of an earlier test stay pinned"
         time.sleep(0.05)
@@ -108,7 +112,7 @@ def running_real(
     """Runs vLLM. Without ``agents`` the connector behaves like vLLM's own, for want of one."""
     options = EngineOptions(
         ttl_s=ttl_s,
-        lease_s=LEASE_S,
+        lease_s=_lease_s(agents),
         num_blocks=BLOCKS,
         flags=("--max-model-len", str(MAX_MODEL_LEN)),
         extra_config={"kv_recompute_threshold": 1, "backhaul_min_verified": 64},
@@ -120,6 +124,7 @@ def running_real(
         nixl=importlib.import_module("nixl._api"),
         vocabulary=[token for token in vocabulary if token > 300],
         ttl_s=ttl_s,
+        lease_s=_lease_s(agents),
         timeout_s=120,
     )
     with _running(folder, kind, agents=agents) as engines:
@@ -140,15 +145,16 @@ def running_simulated(folder: Path, *, agents: bool = True) -> Iterator[Engines]
     options = SimulatedEngine(
         connector=agents,
         ttl_s=TTL_S,
-        lease_s=LEASE_S,
+        lease_s=_lease_s(agents),
         flags=[part for name, value in flags.items() for part in (f"--{name}", str(value))],
     )
     kind = _Kind(
         place=partial(EnginePlace, python=Path(), model=Path()),
-        spec=partial(simulated_spec, options=options),
+        spec=partial(simulated_spec, options=options, memory_port=0, told_memory_port=0),
         nixl=importlib.import_module("backhaul_simulator.notifications"),
         vocabulary=range(300, 40_000),
         ttl_s=TTL_S,
+        lease_s=_lease_s(agents),
         timeout_s=20,
     )
     with _running(folder, kind, agents=agents) as engines:
@@ -165,7 +171,12 @@ class _Kind:
     """The module that makes NIXL agents that these engines hear."""
     vocabulary: Sequence[int]
     ttl_s: float
+    lease_s: float
     timeout_s: float
+
+
+def _lease_s(agents: bool) -> float:
+    return LEASE_S if agents else STOCK_LEASE_S
 
 
 @contextmanager
@@ -189,7 +200,7 @@ def _running(folder: Path, kind: _Kind, *, agents: bool) -> Iterator[Engines]:
                 side_channel_port=place.side_channel_port,
                 nixl=kind.nixl,
                 ttl_s=kind.ttl_s,
-                lease_s=LEASE_S,
+                lease_s=kind.lease_s,
                 timeout_s=kind.timeout_s,
             )
             if agent is not None:

@@ -68,11 +68,11 @@ class Stock:
 
     def handed_off(self, prompt: Sequence[int], params: Mapping[str, Any] = COLD) -> dict[str, Any]:
         """Runs a prefill leg; returns its hand-off."""
-        return self._retaining(self.prefill, self.prefill.complete(prompt, params, 1)).params
+        return self.retained_by(self.prefill, self.prefill.complete(prompt, params, 1)).params
 
     def decoded(self, prompt: Sequence[int], params: Mapping[str, Any], max_tokens: int = 40, **more: Any) -> Leg:
         """Runs a decode leg."""
-        return self._retaining(self.decode, self.decode.complete(prompt, params, max_tokens, **more))
+        return self.retained_by(self.decode, self.decode.complete(prompt, params, max_tokens, **more))
 
     def answer(self, prompt: Sequence[int], params: Mapping[str, Any]) -> list[int]:
         """Runs both legs with a handle; returns the reply."""
@@ -85,7 +85,8 @@ class Stock:
                 engine.nixl.release(set_id)
         forget(self._engines)
 
-    def _retaining(self, engine: Engine, leg: Leg) -> Leg:
+    def retained_by(self, engine: Engine, leg: Leg) -> Leg:
+        """Notes what is to be released after the test."""
         assert leg.status == 200, leg.body
         if leg.body["kv_transfer_params"]:
             _RETAINED.setdefault(engine, []).append(leg.params["remote_request_id"])
@@ -96,7 +97,7 @@ class Stock:
         before = self.prefill.metric(EXTERNAL)
         leg = self.prefill.complete(prompt, params, 1)
         if leg.status == 200:
-            self._retaining(self.prefill, leg)
+            self.retained_by(self.prefill, leg)
         return leg, int(self.prefill.metric(EXTERNAL) - before)
 
 
@@ -158,6 +159,22 @@ def test_a_hand_off_is_freed_when_it_was_read(stock: Stock) -> None:
     stock.decoded(prompt, params)
 
     stock.prefill.eventually_free()
+
+
+@pytest.mark.parametrize(("left_s", "status"), [(4.0, 500), (-1.0, 500), (60.0, 200)])
+def test_a_hand_off_with_a_deadline_is_read_only_until_shortly_before_it(
+    stock: Stock, left_s: float, status: int
+) -> None:
+    """vLLM's own connector sets none; whoever sets one is heard."""
+    params = stock.handed_off(prompt := stock.tokens(300))
+    assert params["remote_blocks_expiry_time"] is None
+
+    leg = stock.decode.complete(prompt, {**params, "remote_blocks_expiry_time": stock.prefill.clock() + left_s}, 40)
+
+    assert leg.status == status
+    if status == 200:
+        stock.retained_by(stock.decode, leg)
+        assert leg.tokens == stock.alone(prompt)
 
 
 def test_a_hand_off_that_nobody_reads_is_freed_with_its_lease(stock: Stock) -> None:

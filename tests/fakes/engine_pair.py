@@ -75,6 +75,7 @@ class Engine:
         self._side_channel_port = side_channel_port
         self._nixl_api = nixl
         self._nixl: NixlPeer | None = None
+        self._hand_offs: list[str] = []
 
     def close(self) -> None:
         """Closes what leads to the engine."""
@@ -111,7 +112,15 @@ class Engine:
         if params is not None:
             body["kv_transfer_params"] = params
         answer = self.http.post("/v1/completions", json=body)
-        return Leg(answer.status_code, answer.json())
+        leg = Leg(answer.status_code, answer.json())
+        if handed := leg.body.get("kv_transfer_params"):
+            self._hand_offs.append(handed["remote_request_id"])
+        return leg
+
+    def take_hand_offs(self) -> list[str]:
+        """Returns, once, the names of the hand-offs that the engine answered, read or not."""
+        hand_offs, self._hand_offs = self._hand_offs, []
+        return hand_offs
 
     def metric(self, name: str) -> float:
         """Returns the sum of a metric over its labels; ``name`` may hold a label (``source="..."``)."""

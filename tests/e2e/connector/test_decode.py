@@ -1,5 +1,6 @@
 """A decode engine: what it retains, it reports; what nobody can come back for, it frees."""
 
+import threading
 import time
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from backhaul_connector.wire import PROTOCOL_VERSION, Claimed, Deadlines, Freed, Hello, Replayed, Retained, Returned
 from backhaul_local.engines import MODEL_NAME
 from tests.engine_fixtures import BLOCKS
-from tests.fakes.engine_pair import SCOPE, Pair
+from tests.fakes.engine_pair import COLD, SCOPE, Pair
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -65,6 +66,47 @@ def test_a_turn_that_ends_by_a_stop_string_retains_nothing(pair: Pair) -> None:
     assert not any(isinstance(message, Retained) for message in pair.decode.agent.messages[seen:])
 
 
+def test_a_hand_off_whose_lease_is_over_fails_the_turn_and_caches_nothing(pair: Pair) -> None:
+    """vLLM's own prefill engine names no end, and whoever reads late gets the blocks of other requests."""
+    prompt = pair.tokens(700)
+    right = pair.alone(prompt)
+    params = pair.prefill.complete(prompt, COLD, 1).params
+    told = params["remote_blocks_expiry_time"]
+    assert 0 < told - pair.prefill.clock() <= pair.prefill.lease_s
+    pair.prefill.eventually_free(timeout_s=pair.prefill.lease_s + 5)
+    assert pair.prefill.clock() >= told
+    pair.prefill.complete(pair.tokens(3000), None, 1)
+
+    late = pair.decode.complete(prompt, pair.label(params, ["key"]), 60)
+
+    assert late.status == 500
+    pair.decode.eventually_free()
+    assert pair.turn(prompt, keys=()).second.tokens == right
+
+
+def test_a_hand_off_whose_read_ends_after_its_lease_fails_the_turn_and_caches_nothing(pair: Pair) -> None:
+    pair.turn(pair.tokens(100), keys=())
+    prompt = pair.tokens(700)
+    right = pair.alone(prompt)
+    params = pair.prefill.complete(prompt, COLD, 1).params
+    soon = {**pair.label(params, ["key"]), "remote_blocks_expiry_time": pair.prefill.clock() + 7.0}
+    legs = []
+
+    pair.prefill.process.freeze()
+    try:
+        thread = threading.Thread(target=lambda: legs.append(pair.decode.complete(prompt, soon, 60)))
+        thread.start()
+        # The read starts while vLLM still allows it (until 5 s before the deadline) and cannot end: its peer is frozen.
+        time.sleep(8.0)
+    finally:
+        pair.prefill.process.thaw()
+    thread.join(timeout=30)
+
+    assert [leg.status for leg in legs] == [500]
+    pair.decode.eventually_free()
+    assert pair.turn(prompt, keys=()).second.tokens == right
+
+
 def test_a_set_that_is_read_is_reported_as_freed(pair: Pair) -> None:
     before = pair.turn(pair.tokens(300))
     assert before.report is not None
@@ -104,14 +146,15 @@ def test_a_renewal_is_confirmed_by_the_engine_with_its_new_deadline(pair: Pair) 
     turn = pair.turn(pair.tokens(200))
     assert turn.report is not None
     set_id = turn.report.set_id
-    # The engine only ever lengthens: wait until two thirds of its lease (4 s) reach further than what is left.
-    time.sleep(pair.decode.ttl_s - 3)
+    # The engine only ever lengthens: wait until two thirds of its lease reach further than what is left.
+    extension_s = pair.decode.lease_s * 2 / 3
+    time.sleep(max(0.0, pair.decode.ttl_s - extension_s) + 1)
     seen = len(pair.decode.agent.messages)
 
     pair.decode.nixl.renew(set_id)
 
     confirmed = pair.decode.agent.wait(Deadlines, after=seen, timeout_s=2).deadlines[set_id]
-    assert turn.report.deadline < confirmed <= pair.decode.clock() + 4
+    assert turn.report.deadline < confirmed <= pair.decode.clock() + extension_s
 
 
 def test_a_new_session_starts_with_a_replay_that_knows_what_was_claimed(pair: Pair) -> None:

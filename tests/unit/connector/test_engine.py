@@ -26,6 +26,8 @@ def device_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("device_buffer")
 def test_an_engine_that_was_started_as_documented_can() -> None:
     assert engine.reuse_problem(config(), SOCKET) == ""
+    assert engine.reuse_problem(config(kv_lease_duration=180), SOCKET) == ""
+    assert engine.reuse_problem(config(kv_lease_duration=15), SOCKET) == ""
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,7 @@ def test_an_engine_that_was_started_as_documented_can() -> None:
     [
         (config(bidirectional_kv_xfer=False), SOCKET, "bidirectional_kv_xfer"),
         (config("recompute"), SOCKET, "kv_load_failure_policy"),
+        (config(kv_lease_duration=14), SOCKET, "kv_lease_duration"),
         (config(), "", "BACKHAUL_AGENT_SOCKET"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A claimed read counts only if it certainly completed before its deadline."""
+"""A read with a deadline counts only if it certainly completed before it."""
 
 import math
 from dataclasses import dataclass, field
@@ -97,13 +97,13 @@ def test_a_read_that_vllm_failed_already_is_left_to_vllm() -> None:
 @pytest.mark.parametrize(
     "meta",
     [
-        pytest.param(read(deadline=None), id="a hand-off"),
+        pytest.param(read(deadline=None), id="a hand-off of vLLM's own connector"),
         pytest.param(read(()), id="a full local hit"),
         pytest.param(read(([],)), id="no blocks"),
         pytest.param(SimpleNamespace(remote=None, local_block_ids=([1],)), id="no remote"),
     ],
 )
-def test_what_is_no_claimed_read_is_not_followed(meta: Any) -> None:
+def test_what_has_no_deadline_or_reads_nothing_is_not_followed(meta: Any) -> None:
     clocks = FakeClocks()
     fence = EndFence(clocks)
     fence.started({"r": meta})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from backhaul_connector import engine as connectors_engine
 from backhaul_connector import wire
 from backhaul_simulator import pull_worker
 from backhaul_simulator.engine import Engine
@@ -122,6 +123,64 @@ async def test_a_claimed_read_that_ends_after_its_deadline_is_failed_and_not_cac
         await all_free(p)
         _, last = await run(p, second)
         assert last.cached_tokens == 0
+
+
+async def test_a_hand_off_says_until_when_its_blocks_are_certainly_kept(side_channel: int, tmp_path: Path) -> None:
+    async with connected(tmp_path / "agent", side_channel, lease_s=20.0) as (p, d, agent):
+        began = time.perf_counter()
+        handoff = await prefill(p, TURN)
+        told = handoff["remote_blocks_expiry_time"]
+        assert began + 20.0 <= told <= time.perf_counter() + 20.0
+        answer, last = await run(d, TURN, {**handoff, "backhaul": LABEL}, ignore_eos=True)
+        assert (answer, last.cached_tokens) == (truth(TURN), len(TURN))
+        # What the decode engine retains has a time of its own.
+        heard = await asyncio.to_thread(agent.receive_until, lambda message: isinstance(message, wire.Retained))
+        assert isinstance(heard[-1], wire.Retained)
+        assert heard[-1].set.deadline > told + 100
+        assert heard[-1].set.params["remote_blocks_expiry_time"] == heard[-1].set.deadline
+
+
+async def test_a_hand_off_whose_lease_is_over_is_not_read(
+    side_channel: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connectors_engine, "MIN_LEASE_S", 0.0)
+    async with connected(tmp_path / "agent", side_channel, lease_s=0.3) as (p, d, _):
+        handoff = await prefill(p, TURN)
+        await all_free(p)
+        late = Request(request_id="r", prompt=TURN, max_tokens=8, kv_transfer_params={**handoff, "backhaul": LABEL})
+        with pytest.raises(LoadFailedError):
+            await anext(d.generate(late))
+        assert p.ledger()["reads"]["handoff"]["served"] == p.ledger()["reads_of_freed"] == 0
+        await all_free(d)
+        answer, last = await run(d, TURN, ignore_eos=True)
+        assert (answer, last.cached_tokens) == (truth(TURN), 0)
+
+
+async def test_a_hand_off_whose_read_ends_after_its_lease_is_failed_and_not_cached(
+    side_channel: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(tmp_path / "agent", side_channel) as (p, d, _):
+        # vLLM starts no read within five seconds of its deadline; here only its end matters.
+        monkeypatch.setattr(pull_worker, "_EXPIRY_SAFETY_MARGIN_S", 0.0)
+        handoff = {**await prefill(p, TURN), "remote_blocks_expiry_time": time.perf_counter() + 0.3}
+        late = Request(request_id="r", prompt=TURN, max_tokens=8, kv_transfer_params=handoff, read_block_s=0.05)
+        with pytest.raises(LoadFailedError):
+            await anext(d.generate(late))
+        assert d.ledger()["late_reads_failed"] == 1
+        await all_free(d)
+        answer, last = await run(d, TURN, ignore_eos=True)
+        assert (answer, last.cached_tokens) == (truth(TURN), 0)
+
+
+async def test_a_hand_off_of_vllms_own_connector_has_no_deadline_and_is_read(side_channel: int, tmp_path: Path) -> None:
+    async with (
+        connected(tmp_path / "agent", side_channel) as (_, d, _),
+        engines(1, port=side_channel + 100) as (stock,),
+    ):
+        handoff = await prefill(stock, TURN)
+        assert handoff["remote_blocks_expiry_time"] is None
+        answer, last = await run(d, TURN, {**handoff, "backhaul": LABEL}, ignore_eos=True)
+        assert (answer, last.cached_tokens) == (truth(TURN), len(TURN))
 
 
 async def test_a_turn_without_prefill_elsewhere_is_leased_and_not_pinned(side_channel: int, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ class RemoteClocks:
         clock.misses = 0
         if clock.offset is not None and clock.offset.excludes(measured):
             clock.jumped = True
-            _log.error("Backhaul: the clock of engine %s jumped; its handles are refused until it restarts", engine_id)
+            _log.error("Backhaul: the clock of engine %s jumped; its blocks are not read until it restarts", engine_id)
         clock.offset = measured
         clock.pending = False
 

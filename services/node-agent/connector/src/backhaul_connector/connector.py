@@ -89,11 +89,18 @@ class NixlConnector(StockNixlConnector):
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Reports what a labelled turn retains, in place of answering it to the client; adds the verdict on prefill."""
+        """Reports what a labelled turn retains, in place of answering it to the client.
+
+        On prefill, adds the verdict and until when the hand-off's blocks are certainly kept.
+        """
         if self._scheduler is None or not request.kv_transfer_params:
             return super().request_finished_all_groups(request, block_ids)
         if request.kv_transfer_params.get("do_remote_decode"):
+            # Before vLLM sets its own deadline, so that this one is the earlier.
+            deadline = self._scheduler.hand_off_deadline(time.perf_counter())
             delay, params = super().request_finished_all_groups(request, block_ids)
+            if delay and params:
+                params = {**params, "remote_blocks_expiry_time": deadline}
             return delay, self._scheduler.with_verdict(request.request_id, params)
         if decode.label_of(request.kv_transfer_params) is None:
             return super().request_finished_all_groups(request, block_ids)
@@ -115,13 +122,13 @@ class NixlConnector(StockNixlConnector):
     # Worker side.
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
-        """Notes which claimed reads start, and the scheduler's clock."""
+        """Notes which reads with a deadline start, and the scheduler's clock."""
         if self._worker is not None:
             self._worker.step(self._connector_metadata)
         super().start_load_kv(forward_context, **kwargs)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Turns claimed reads that complete after their deadline into failed ones."""
+        """Turns reads that complete after their deadline into failed ones."""
         results = super().get_transfer_results(finished_req_ids)
         if self._worker is not None:
             results.finished_recving, results.failed_recving = self._worker.fence.judge(

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
+MIN_LEASE_S = 15.0
+"""Shortest ``kv_lease_duration``. A decode engine starts no read in the last five seconds of a hand-off's lease."""
+_VLLMS_LEASE_S = 30
+"""vLLM's default (``nixl/base_scheduler.py``)."""
+
 
 def reuse_problem(config: "VllmConfig", agent_socket: str) -> str:
     """Returns why this engine cannot reuse blocks, with the remedy; empty when it can.
@@ -27,11 +32,18 @@ def reuse_problem(config: "VllmConfig", agent_socket: str) -> str:
         return 'set "bidirectional_kv_xfer": true in kv_connector_extra_config'
     if transfer.kv_load_failure_policy != "fail":
         return 'set "kv_load_failure_policy": "fail" in --kv-transfer-config'
+    if lease_s(config) < MIN_LEASE_S:
+        return f'set "kv_lease_duration" to {MIN_LEASE_S:.0f} or more in kv_connector_extra_config (180 is recommended)'
     if not agent_socket:
         return 'set "backhaul_agent_socket" in kv_connector_extra_config or BACKHAUL_AGENT_SOCKET in the environment'
     if _uses_host_buffer(config):
         return 'set "kv_buffer_device" to the engine\'s own device: blocks in host buffers cannot be read back'
     return ""
+
+
+def lease_s(config: "VllmConfig") -> float:
+    """Returns how long a prefill request's blocks are kept for the decode engine, seconds."""
+    return float(config.kv_transfer_config.kv_connector_extra_config.get("kv_lease_duration", _VLLMS_LEASE_S))
 
 
 def _uses_host_buffer(config: "VllmConfig") -> bool:

@@ -1,8 +1,9 @@
-"""The end fence: a claimed read that completes after its deadline is a failed read.
+"""The end fence: a read that completes after its deadline is a failed read.
 
 vLLM looks at the deadline once, before a read starts (``nixl/pull_worker.py``, ``_is_turn2_read_expired``). A read that
-is slow, or a process that was frozen meanwhile, may finish when the decode engine has long given the blocks to someone
-else.
+is slow, or a process that was frozen meanwhile, may finish when the engine that it reads from has long given the blocks
+to someone else. Both kinds of reads have one: a claimed read of a decode engine's blocks, and a hand-off of a prefill
+engine with Backhaul's connector.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ class _Read:
 
 
 class EndFence:
-    """Follows the claimed reads of one worker."""
+    """Follows the reads with a deadline of one worker."""
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
@@ -43,7 +44,7 @@ class EndFence:
     def started(self, reqs_to_recv: Mapping[str, Any]) -> None:
         """Notes the reads that a scheduler step starts (``NixlConnectorMetadata.reqs_to_recv``).
 
-        Only claimed reads carry a deadline; hand-offs from prefill to decode have a lease instead.
+        A hand-off of a prefill engine with vLLM's own connector carries no deadline, and is not followed.
         """
         for req_id, meta in reqs_to_recv.items():
             remote = meta.remote
@@ -56,8 +57,8 @@ class EndFence:
     def judge(self, completed: set[str], failed: set[str], now: float) -> tuple[set[str], set[str]]:
         """Returns which reads are over by now, and which of them have failed, as vLLM's worker shall report them.
 
-        A claimed read fails when it completed too late, or came from an engine whose clock is not known. While that
-        clock is being measured for the first time the read is held back, `HOLD_S` at most: the first read from an
+        A read with a deadline fails when it completed too late, or came from an engine whose clock is not known. While
+        that clock is being measured for the first time the read is held back, `HOLD_S` at most: the first read from an
         engine is often faster than that. Completion is seen at the end of a scheduler step, and judged later still, so
         that the answer errs to the safe side.
         """

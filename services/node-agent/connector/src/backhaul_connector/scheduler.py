@@ -49,6 +49,7 @@ class SchedulerSide:
         self._settings = settings
         self._problem = problem
         self._block_size: int = config.cache_config.block_size
+        self._lease_s = engine.lease_s(config)
         self._layout = prefill.Layout(self._block_size, engine.trims(config, kv_cache_config))
         self._turns: dict[str, decode.OpenTurn] = {}
         self._verdicts: dict[str, wire.Verdict] = {}
@@ -94,6 +95,16 @@ class SchedulerSide:
             self._verdicts[request.request_id] = msgspec.structs.replace(verdict, read=external, spent=spent)
         elif decode.label_of(params) is not None and external == 0:
             params["do_remote_prefill"] = True
+
+    def hand_off_deadline(self, now: float) -> float:
+        """Returns until when the blocks of a prefill request that ends ``now`` are kept, in this process's clock.
+
+        vLLM keeps a hand-off as long (``nixl/pull_scheduler.py``, ``request_finished``), but does not say so. Where a
+        deadline is, the decode engine's worker declines a read that would start in its last five seconds or later
+        (``nixl/pull_worker.py``, ``_is_turn2_read_expired``), and its fence fails one that ends after it. Heartbeats of
+        the decode engine make the lease longer; nobody confirms them, so they do not count.
+        """
+        return now + self._lease_s
 
     def with_verdict(self, request_id: str, params: dict[str, Any] | None) -> dict[str, Any] | None:
         verdict = self._verdicts.pop(request_id, None)
@@ -205,7 +216,7 @@ class SchedulerSide:
             block_count=self._kv_cache_config.num_blocks,
             tp_size=parallel.tensor_parallel_size,
             ttl_s=float(transfer.get_from_extra_config("decoder_kv_blocks_ttl", 480)),
-            lease_s=float(transfer.get_from_extra_config("kv_lease_duration", 30)),
+            lease_s=self._lease_s,
             recompute_threshold=int(transfer.get_from_extra_config("kv_recompute_threshold", 64)),
             side_channel_host=envs.VLLM_NIXL_SIDE_CHANNEL_HOST,
             side_channel_port=envs.VLLM_NIXL_SIDE_CHANNEL_PORT + parallel.data_parallel_index,

@@ -9,7 +9,7 @@ from backhaul_connector.leases import LeaseWatcher
 
 
 class WorkerSide:
-    """Follows claimed reads and leases."""
+    """Follows reads with a deadline, and leases."""
 
     def __init__(self) -> None:
         self.clocks = RemoteClocks()
