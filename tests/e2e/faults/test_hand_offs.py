@@ -16,6 +16,7 @@ from backhaul_local.simulated import SimulatedEngine
 from backhaul_local.stack import Stack
 from backhaul_router.engine_client import KEEP_ALIVE_S
 from tests.fakes.eventually import eventually
+from tests.soak.network import BreakableNetwork
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -26,7 +27,13 @@ COLD_PARAMS = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def network() -> Iterator[BreakableNetwork]:
+    with BreakableNetwork() as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def stack(network: BreakableNetwork, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     # A prefill engine that soon takes blocks back and has few of them.
     prefill = SimulatedEngine(lease_s=LEASE_S, flags=["--block-size", "16", "--block-count", "64"])
     decode = SimulatedEngine(flags=["--block-size", "16"])
@@ -35,9 +42,16 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         prefill=[prefill],
         decode=[decode],
         router_flags=["--gone-timeout-s", "1", "--lookup-budget-s", "1"],
+        network=network,
     )
     with Stack(options) as stack:
         yield stack
+
+
+@pytest.fixture(scope="module")
+def patient_router(stack: Stack) -> str:
+    """A router that waits for an engine however long it is away: then only the engines guard their blocks."""
+    return stack.add_router(["--gone-timeout-s", "120", "--lookup-budget-s", "1"])
 
 
 @pytest.fixture
@@ -127,6 +141,76 @@ async def test_a_decode_engine_that_was_frozen_longer_than_its_blocks_are_kept_d
     assert text_of(answers[0]) == text_of(answers[1])
     assert ledger(http, stack, "decode-1")["wrong_reads_used"] == 0
     assert ledger(http, stack, "prefill-1")["reads_of_freed"] == 0
+
+
+async def test_a_decode_engine_that_wakes_after_the_lease_of_a_hand_off_does_not_read_it(
+    stack: Stack, http: httpx2.Client, patient_router: str
+) -> None:
+    request = body(stack, "woken")
+    right, before = alone(stack, http, request), ledger(http, stack, "decode-1")
+    faults = f"{stack.node('decode-1').url}/simulator/faults"
+    http.post(faults, json={"next": [{"fault": "delay", "seconds": 1}]}).raise_for_status()
+    turn = asyncio.create_task(asyncio.to_thread(http.post, f"{patient_router}/v1/chat/completions", json=request))
+    await eventually(lambda: handoffs(http, stack) == 1)
+    await eventually(lambda: not http.get(faults).json()["next"])
+    stack.freeze("decode-1")
+    try:
+        await eventually(lambda: handoffs(http, stack) == 0, LEASE_S + 5)
+        overwrite(stack, http)
+    finally:
+        stack.thaw("decode-1")
+    got = await turn
+    # Whether there is an answer depends on who sees first that the engine is back.
+    assert got.status_code in (200, 503)
+    assert got.status_code == 503 or text_of(got.text) == right
+    after = ledger(http, stack, "decode-1")
+    assert after["reads"]["handoff"]["failed"] == before["reads"]["handoff"]["failed"] + 1
+    assert after["wrong_reads_used"] == ledger(http, stack, "prefill-1")["reads_of_freed"] == 0
+    await answers_right(stack, http, patient_router, request, right)
+
+
+async def test_a_read_that_was_cut_off_until_after_the_lease_of_its_hand_off_is_not_used(
+    stack: Stack, network: BreakableNetwork, http: httpx2.Client, patient_router: str
+) -> None:
+    request = body(stack, "cut off")
+    right, before = alone(stack, http, request), ledger(http, stack, "decode-1")
+    link = network.link("engines > prefill-1")
+    link.swallow()
+    try:
+        turn = asyncio.create_task(asyncio.to_thread(http.post, f"{patient_router}/v1/chat/completions", json=request))
+        await eventually(lambda: handoffs(http, stack) == 1)
+        await eventually(lambda: handoffs(http, stack) == 0, LEASE_S + 5)
+        overwrite(stack, http)
+    finally:
+        link.heal()
+    got = await turn
+    assert (got.status_code, got.headers["x-backhaul-miss"], text_of(got.text)) == (200, "decode_failed", right)
+    after = ledger(http, stack, "decode-1")
+    assert after["late_reads_failed"] == before["late_reads_failed"] + 1
+    assert after["wrong_reads_used"] == 0
+    await answers_right(stack, http, patient_router, request, right)
+
+
+def alone(stack: Stack, http: httpx2.Client, request: dict[str, Any]) -> str:
+    """Returns what the decode engine answers by itself, with nothing that is cached or read."""
+    salted = {**request, "cache_salt": "nobody else's"}
+    return text_of(http.post(f"{stack.node('decode-1').url}/v1/chat/completions", json=salted).text)
+
+
+def overwrite(stack: Stack, http: httpx2.Client) -> None:
+    """Fills all of the prefill engine's blocks with other prompts."""
+    for index in range(10):
+        other = body(stack, f"other {index}", max_tokens=1)
+        http.post(f"{stack.node('prefill-1').url}/v1/chat/completions", json=other).raise_for_status()
+
+
+async def answers_right(stack: Stack, http: httpx2.Client, router: str, request: dict[str, Any], right: str) -> None:
+    """Sees that the decode engine has cached nothing wrong, and that turns run over both engines again."""
+    by_itself = http.post(f"{stack.node('decode-1').url}/v1/chat/completions", json=request)
+    assert text_of(by_itself.text) == right
+    await eventually(lambda: "true" in http.get(f"{router}/ready").text, 20)
+    again = http.post(f"{router}/v1/chat/completions", json=request)
+    assert (again.status_code, text_of(again.text)) == (200, right)
 
 
 def events_in(raw: str) -> list[Any]:

@@ -283,8 +283,14 @@ async def test_the_only_decode_engine_is_asked_again_when_the_blocks_may_be_why_
 async def test_blocks_that_no_decode_engine_can_read_fail_no_turn() -> None:
     """As when the clock of the only prefill node has jumped: no deadline of its hand-offs means anything any more."""
     bench = Bench(nodes=ready("p1", "d1", "d2"))
+
+    async def unreadable() -> FakeStream:
+        if "kv_transfer_params" in bench.engines.decodes[-1].body:
+            raise EngineError(Failure.ABANDONED)
+        return FakeStream()
+
     for _ in range(4):
-        bench.engines.decode_steps = [_abandoned]
+        bench.engines.decode_steps = [unreadable, unreadable]
         assert (await bench.chat("a")).served == ("cold", "decode_failed")
 
 
