@@ -161,6 +161,21 @@ async def test_a_turn_that_ends_by_a_stop_token_counts_a_step_that_was_planned_a
         assert p.ledger()["wrong_reads_used"] == 0, "the step has been computed by the time that anybody reads"
 
 
+@pytest.mark.parametrize("spare", [0, 1], ids=["that fills its block", "that leaves a slot free"])
+async def test_a_conversation_goes_on_right_after_a_stop_token(side_channel: int, spare: int) -> None:
+    async with engines(1, port=side_channel) as (engine,):
+        for begin in range(len(TURN)):
+            answer = truth(prompt := TURN[begin:], 3)
+            if (len(prompt) + len(answer) + spare) % engine.options.block_size == 0:
+                break
+        ended, _ = await run(engine, prompt, ignore_eos=True, stop_token_ids=frozenset(answer[2:]))
+        assert ended == answer
+        # Somebody else's blocks come between.
+        await run(engine, [token + 7 for token in prompt], ignore_eos=True)
+        again, _ = await run(engine, [*prompt, *answer, 5, 6], ignore_eos=True)
+        assert again == truth([*prompt, *answer, 5, 6])
+
+
 async def test_what_nobody_reads_is_freed_at_its_deadline(side_channel: int) -> None:
     async with engines(port=side_channel, ttl_s=0.2, lease_s=0.2) as (p, d):
         handoff = await prefill(p, TURN)

@@ -298,10 +298,11 @@ class Scheduler:
     def _count_in_flight(self, request: EngineRequest) -> None:
         """Counts the step that vLLM has planned already when it learns that a turn ended (``AsyncScheduler``).
 
-        It plans none when the turn ends with its last token anyway.
+        It plans none when the turn ends with its last token anyway. When it plans it, it does not know that token: the
+        block that the token completes does not get into the prefix cache (``KVCacheManager.allocate_slots``).
         """
         more = request.num_output_tokens < request.max_tokens and request.num_tokens < self._max_model_len
-        if self._options.async_scheduling and more and self._manager.allocate(request, request.num_tokens):
+        if self._options.async_scheduling and more and self._manager.allocate(request, request.num_tokens, cache=False):
             request.num_computed_tokens += 1
             request.num_in_flight_tokens = 1
             self._in_flight.append(request)
