@@ -78,6 +78,9 @@ class Client:
         }
         if turn.stream:
             body["stream"] = True
+        if turn.choices > 1:
+            # vLLM refuses several greedy answers; a simulated engine's are greedy whatever is asked for.
+            body |= {"n": turn.choices, "temperature": 1}
         if turn.cache_salt:
             body["cache_salt"] = turn.cache_salt
         return body
@@ -92,10 +95,15 @@ def _refusal(status: int, body: bytes) -> str:
 
 
 def _whole(body: bytes) -> tuple[str, str]:
-    choice = json.loads(body)["choices"][0]
+    choice = next(filter(_is_first, json.loads(body)["choices"]))
     if choice["finish_reason"] not in ("stop", "length"):
         return f"finish_reason {choice['finish_reason']}", ""
     return "answered", choice["message"]["content"] or ""
+
+
+def _is_first(choice: dict[str, Any]) -> bool:
+    """Tells whether it is of the first answer; all that are asked for are equal."""
+    return bool(choice["index"] == 0)
 
 
 def _streamed(body: bytes) -> tuple[str, str]:
@@ -110,7 +118,7 @@ def _streamed(body: bytes) -> tuple[str, str]:
         event = json.loads(line[6:])
         if "error" in event:
             return f"event: {event['error']['message']}", ""
-        for choice in event["choices"]:
+        for choice in filter(_is_first, event["choices"]):
             text.append(choice["delta"].get("content") or "")
             finished |= choice.get("finish_reason") in ("stop", "length")
     return ("answered" if finished and done else "cut"), "".join(text)

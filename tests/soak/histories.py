@@ -1,4 +1,4 @@
-"""Random conversations as clients have them: continued, edited, forked, submitted twice, titled, cut at the start."""
+"""Random conversations as clients have them: continued, edited, forked, submitted twice, titled, cut, with choices."""
 
 import copy
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ Message = dict[str, Any]
 
 _OPENINGS = 40
 _MAX_MESSAGES = 24
-_KINDS = {"next": 70, "edit": 8, "fork": 8, "double": 8, "title": 3, "cut": 3}
+_KINDS = {"next": 67, "edit": 8, "fork": 8, "double": 8, "title": 3, "cut": 3, "choices": 3}
 """What clients do, in percent."""
 
 
@@ -24,6 +24,8 @@ class Planned:
     stream: bool
     session_id: str
     cache_salt: str
+    choices: int = 1
+    """Answers that are asked for (``n``); more than one is served by the decode engine alone."""
     leave_early: bool = False
     """Whether the client closes the connection in the middle of the answer."""
     goes_on: bool = True
@@ -68,6 +70,8 @@ class Conversation:
         if kind == "fork":
             other = [*self.messages, self._question()]
             return [self._planned(kind, asked), self._planned(kind, other, goes_on=False)]
+        if kind == "choices":
+            return [self._planned(kind, asked, choices=2)]
         turn = self._planned(kind, asked, leave_early=kind == "next" and self.rng.random() < 0.02)
         return [turn, turn] if kind == "double" else [turn]
 
@@ -89,7 +93,13 @@ class Conversation:
         return {"role": "user", "content": _words(self.rng, 10, 60)}
 
     def _planned(
-        self, kind: str, messages: Sequence[Message], *, leave_early: bool = False, goes_on: bool = True
+        self,
+        kind: str,
+        messages: Sequence[Message],
+        *,
+        choices: int = 1,
+        leave_early: bool = False,
+        goes_on: bool = True,
     ) -> Planned:
         return Planned(
             kind=kind,
@@ -98,6 +108,7 @@ class Conversation:
             stream=self.rng.random() < 0.8,
             session_id=self.session_id,
             cache_salt=self.cache_salt,
+            choices=choices,
             leave_early=leave_early,
             goes_on=goes_on,
         )
