@@ -38,6 +38,7 @@ FAULTS = (
 )
 _BUNDLES = (
     {"agents crash", "notes vanish"},
+    {"agents crash", "notes vanish", "operators interfere"},
     {"agents crash", "operators interfere"},
     {"agents crash", "agents are cut off"},
     {"agents crash", "etcd goes back"},
@@ -49,6 +50,8 @@ _BUNDLES = (
     {"notifications are lost", "operators interfere"},
     {"clocks jump", "reads are slow"},
     {"reads are slow"},
+    {"reads are slow", "answers are lost"},
+    {"engines restart"},
     {"engines restart", "connections break"},
 )
 """Faults that together are worse than each alone."""
@@ -65,19 +68,21 @@ _FATES = {
     "lost": "answers are lost",
     "agent freezes": "agents freeze",
     "agent crashes": "agents crash",
+    "engine restarts": "engines restart",
     "operator releases": "operators interfere",
     "note vanishes": "notes vanish",
 }
 """What may become of a claim, and the fault that it needs."""
-_USUAL = ("answered",) * 5
+_USUAL = ("answered",) * 3
 _MAX_RETAINED = 3
 _COUNTS = st.sampled_from([71, 131, 201])
 _MAX_REMEMBERED = 6
 _ANOTHERS = b"another tenant's"
 
 index = st.integers(0, 11)
-slots = st.sampled_from([0, 0, 0, 1])
+slots = st.sampled_from([0] * 5 + [1])
 chances = st.integers(0, 59)
+waits = st.sampled_from([0.0, 0.5, 2.5, 9.0, 12.0, 12.0, 46.0])
 prompts = st.sampled_from(("continued",) * 4 + ("edited", "cut", "another", "another tenant's"))
 paces = st.builds(
     Pace,
@@ -111,7 +116,9 @@ class ClaimsMachine(RuleBasedStateMachine):
     )
     def the_world_begins(self, faults: AbstractSet[str], rates: list[float]) -> None:
         self.faults = frozenset(faults - _NOT_WITH_VANISHING_NOTES if "notes vanish" in faults else faults)
-        self.fates = [*_USUAL, *(fate for fate, needed in _FATES.items() if not needed or needed in self.faults)]
+        usual = [fate for fate, needed in _FATES.items() if not needed]
+        unusual = [fate for fate, needed in _FATES.items() if needed in self.faults]
+        self.fates = [*_USUAL, *usual, *unusual, *unusual]
         self.world = World(rates)
         self.world.etcd_is_certain = "etcd goes back" not in self.faults
         self.world.passes(1.0)
@@ -123,7 +130,7 @@ class ClaimsMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.world.passes(seconds)
 
-    @rule(conversation=st.integers(0, 2), ttl_s=st.sampled_from([9.0, 20.0, 45.0, 300.0]), count=_COUNTS)
+    @rule(conversation=st.integers(0, 2), ttl_s=st.sampled_from([9.0, 20.0, 45.0, 300.0, 300.0]), count=_COUNTS)
     def a_turn_ends(self, conversation: int, ttl_s: float, count: int) -> None:
         world = self.world
         if len(world.engine.labelled) < _MAX_RETAINED:
@@ -133,22 +140,20 @@ class ClaimsMachine(RuleBasedStateMachine):
             world.engine.retain_foreign(f"foreign-{next(world.ids)}", deadline)
             world.link.pump(world.now)
 
-    @rule(index=index, slot=slots, prompt=prompts, pace=paces)
-    def a_turn_comes_back(self, index: int, slot: int, prompt: str, pace: Pace) -> None:
-        given = self.claimed(index, 0, "answered", 0.0)
-        if given is not None:
-            self.sent(given, slot, prompt, pace, twice=False)
-            self.world.passes(0.1)
+    @rule(index=index, slot=slots, prompt=prompts, pace=paces, chance=chances, wait_s=waits)
+    def a_turn_comes_back(self, index: int, slot: int, prompt: str, pace: Pace, chance: int, wait_s: float) -> None:
+        given = self.claimed(self.found(index), 0, chance, wait_s)
+        if given is not None and given in self.unsent():
+            self.sent(given, slot, prompt, pace, twice=bool(chance % 2))
+            self.world.passes(0.1 + wait_s)
 
-    @rule(index=index, slot=slots, chance=chances, frozen_s=st.sampled_from([0.5, 9.0, 12.0, 34.0]))
-    def a_router_claims(self, index: int, slot: int, chance: int, frozen_s: float) -> None:
-        self.claimed(index, slot, self.fates[chance % len(self.fates)], frozen_s)
+    @rule(index=index, slot=slots, chance=chances, wait_s=waits)
+    def a_router_claims(self, index: int, slot: int, chance: int, wait_s: float) -> None:
+        self.claimed(self.found(index), slot, chance, wait_s)
 
-    @rule(slot=slots)
-    def routers_claim_all_that_they_ever_found(self, slot: int) -> None:
-        self.found(0)
-        for index in range(len(self.remembered)):
-            self.claimed(2 * index + 1, slot, "answered", 0.0)
+    @rule(slot=slots, chance=chances, wait_s=waits)
+    def routers_claim_all_that_they_ever_found(self, slot: int, chance: int, wait_s: float) -> None:
+        self.claim_all(slot, chance, wait_s)
 
     @precondition(lambda machine: machine.unsent())
     @rule(index=index, slot=slots, prompt=prompts, pace=paces, twice=st.booleans())
@@ -178,7 +183,7 @@ class ClaimsMachine(RuleBasedStateMachine):
     # --- what fails
 
     @in_case("agents crash")
-    @rule(slot=slots, replayed=st.sampled_from([0, 1, 9, 9]), seconds=st.sampled_from([0.5, 12.0, 12.0, 36.0]))
+    @rule(slot=slots, replayed=st.sampled_from([0, 1, 9, 9]), seconds=st.sampled_from([0.5, 12.0, 12.0, 46.0]))
     def an_agent_restarts(self, slot: int, replayed: int, seconds: float) -> None:
         """The first connection may break in the middle of the replay."""
         world = self.world
@@ -273,10 +278,17 @@ class ClaimsMachine(RuleBasedStateMachine):
 
     # --- what routers do
 
-    def claimed(self, index: int, slot: int, fate: str, frozen_s: float) -> Given | None:
-        """Claims what some pointer leads to; returns the grant that a router holds afterwards."""
-        world, agent = self.world, self.agent(slot)
-        pointer = self.found(index)
+    def claim_all(self, slot: int, chance: int, wait_s: float) -> None:
+        """Claims everything that routers have ever found; the last claim may go wrong."""
+        self.found(0)
+        *most, last = [None, *self.remembered]
+        for pointer in most:
+            self.claimed(pointer, slot, 0, 0.0)
+        self.claimed(last, slot, chance, wait_s)
+
+    def claimed(self, pointer: Pointer | None, slot: int, chance: int, wait_s: float) -> Given | None:
+        """Claims what a pointer leads to; returns the grant that a router got."""
+        world, agent, fate = self.world, self.agent(slot), self.fates[chance % len(self.fates)]
         if pointer is None or agent.frozen:
             return None
         scope = "scope-2" if fate == "other scope" else SCOPE
@@ -284,35 +296,45 @@ class ClaimsMachine(RuleBasedStateMachine):
         if fate == "returned first":
             agent.perform(agent.owner.give_back(request.request_id, world.now), world.now)
         world.notes_vanish = fate == "note vanishes"
-        given = world.claim(agent, request, frozen_s=frozen_s if fate == "agent freezes" else 0.0)
+        given = world.claim(agent, request, frozen_s=wait_s if fate == "agent freezes" else 0.0)
         world.notes_vanish = False
         if isinstance(given, Refusal):
             return None
         assert fate not in ("returned first", "other scope"), "granted although it must not be"
+        self.follow(fate, agent, request, given, wait_s)
+        return given
+
+    def follow(self, fate: str, agent: AgentProcess, request: ClaimRequest, given: Given, wait_s: float) -> None:
+        """Lets happen what may come after a grant."""
+        world = self.world
         match fate:
             case "asked again":
                 world.claim(agent, request)
             case "asked again in vain":
                 world.claim(agent, request, broken=True)
-            case "agent crashes":
-                world.crash(agent)
-            case "operator releases":
-                self.release(agent, [pointer.set_id])
             case "lost":
                 world.give_back(given)
-                return None
-        return given
+            case "engine restarts":
+                world.restart_engine(noticed=bool(wait_s))
+            case "operator releases":
+                self.release(agent, [request.set_id])
+            case "agent crashes" | "note vanishes":
+                if "agents crash" in self.faults:
+                    world.crash(agent)
+        if fate not in _USUAL and wait_s:
+            world.passes(wait_s)
+            self.claim_all(0, 0, 0.0)
 
     def found(self, index: int) -> Pointer | None:
-        """Returns a pointer that a router finds now (even index), or found at some time."""
+        """Returns a pointer that a router finds now, or found at some time (every third index)."""
         now = list(self.world.etcd.state.pointers)
         if not now:
-            self.a_turn_ends(index % 3, 45.0, 131)
+            self.a_turn_ends(index % 3, 120.0, 131)
             self.world.passes(0.5)
             now = list(self.world.etcd.state.pointers)
         self.remembered = [*self.remembered, *(one for one in now if one not in self.remembered)][-_MAX_REMEMBERED:]
-        pointers = self.remembered if index % 2 else now
-        return pointers[index // 2 % len(pointers)] if pointers else None
+        pointers = now if index % 3 or not self.remembered else self.remembered
+        return pointers[index // 3 % len(pointers)] if pointers else None
 
     def release(self, agent: AgentProcess, request_ids: list[str]) -> None:
         """Asks an agent for a release."""

@@ -16,7 +16,7 @@ def _life(*names: str) -> tuple[str, ...]:
     return tuple(f"{_TESTS}/test_life.py::{name}" for name in names)
 
 
-_MACHINE = (f"{_TESTS}/test_owner_machine.py::TestOwnerMachine",)
+_MODEL = ("tests/model/test_claims.py::TestClaims",)
 
 MUTANTS = (
     Mutant(
@@ -24,21 +24,21 @@ MUTANTS = (
         _LIFE,
         'ClaimAsked: _refuse("SET_CLAIMED"),',
         "ClaimAsked: _grant,",
-        (*_owner("test_a_set_is_granted_once"), *_MACHINE),
+        (*_owner("test_a_set_is_granted_once"), *_MODEL),
     ),
     Mutant(
         "repeat-takes-back",
         _GRANTING,
         "return [] if self._held.claims.answered(request_id) else self._take_back(request_id, now)",
         "return self._take_back(request_id, now)",
-        _owner("test_a_repeated_claim_that_fails_does_not_take_back_the_answered_one"),
+        (*_owner("test_a_repeated_claim_that_fails_does_not_take_back_the_answered_one"), *_MODEL),
     ),
     Mutant(
         "lapse-to-held",
         _LIFE,
         "return _release(life, at, limits) if at.local >= life.claim.lapses_at else Step(life)",
         "return _hold(life) if at.local >= life.claim.lapses_at else Step(life)",
-        (*_owner("test_a_claim_that_lapsed_is_never_granted_again_and_its_set_is_released"), *_MACHINE),
+        (*_owner("test_a_claim_that_lapsed_is_never_granted_again_and_its_set_is_released"), *_MODEL),
     ),
     Mutant(
         "report-resets-claim",
@@ -52,10 +52,13 @@ MUTANTS = (
         _GRANTING,
         "        if now >= self._held.valid_until:\n            return Refusal",
         "        if self._held.joined_at is None:\n            return Refusal",
-        _owner(
-            "test_nothing_is_granted_from_the_moment_the_lease_may_have_ended",
-            "test_nothing_is_granted_after_the_lease_was_lost",
-            "test_a_grant_is_not_answered_when_the_lease_ends_meanwhile",
+        (
+            *_owner(
+                "test_nothing_is_granted_from_the_moment_the_lease_may_have_ended",
+                "test_nothing_is_granted_after_the_lease_was_lost",
+                "test_a_grant_is_not_answered_when_the_lease_ends_meanwhile",
+            ),
+            *_MODEL,
         ),
     ),
     Mutant(
@@ -80,7 +83,7 @@ MUTANTS = (
         _REPLAY,
         "if event.replayed and engine.foreign:",
         "if event.replayed and False:",
-        _owner("test_sets_found_after_a_restart_are_neither_granted_nor_released_until_the_fence_is_over"),
+        (*_owner("test_sets_found_after_a_restart_are_neither_granted_nor_released_until_the_fence_is_over"), *_MODEL),
     ),
     Mutant(
         "fence-from-connection-only",
@@ -101,14 +104,14 @@ MUTANTS = (
         _REPLAY,
         "return now >= start + self._held.limits.claim_ttl_s + self._held.limits.margin_s",
         "return now >= start + self._held.limits.margin_s",
-        _owner("test_sets_found_after_a_restart_are_neither_granted_nor_released_until_the_fence_is_over"),
+        (*_owner("test_sets_found_after_a_restart_are_neither_granted_nor_released_until_the_fence_is_over"), *_MODEL),
     ),
     Mutant(
         "fence-forgets-grants",
         _LIFE,
         "    if life.granted_before or life.release_wanted:\n",
         "    if life.release_wanted:\n",
-        (*_owner("test_a_set_that_another_agent_granted_is_released_after_the_fence"), *_MACHINE),
+        (*_owner("test_a_set_that_another_agent_granted_is_released_after_the_fence"), *_MODEL),
     ),
     Mutant(
         "found-keeps-state",
@@ -122,14 +125,14 @@ MUTANTS = (
         _LIFE,
         "deadline = min(at.earliest + limits.claim_ttl_s, life.deadline - limits.margin_s)",
         "deadline = at.earliest + limits.claim_ttl_s",
-        (*_owner("test_nothing_is_granted_past_the_confirmed_deadline_less_a_margin"), *_MACHINE),
+        (*_owner("test_nothing_is_granted_past_the_confirmed_deadline_less_a_margin"), *_MODEL),
     ),
     Mutant(
         "latest-clock-for-deadline",
         _LIFE,
         "deadline = min(at.earliest + limits.claim_ttl_s,",
         "deadline = min(at.latest + limits.claim_ttl_s,",
-        (*_life("test_a_claims_deadline_counts_from_the_earliest_that_the_engines_clock_can_show"), *_MACHINE),
+        (*_life("test_a_claims_deadline_counts_from_the_earliest_that_the_engines_clock_can_show"), *_MODEL),
     ),
     Mutant(
         "grant-too-late",
@@ -150,21 +153,21 @@ MUTANTS = (
         "                known = holder.lives[set_id]\n"
         "                holder.lives[set_id] = replace(known, deadline=known.deadline + holder.facts.ttl_s)\n"
         "        return [set_id for ids in by_engine.values() for set_id in ids], unknown, effects",
-        _owner("test_a_renewal_counts_only_once_the_engine_confirmed_it"),
+        (*_owner("test_a_renewal_counts_only_once_the_engine_confirmed_it"), *_MODEL),
     ),
     Mutant(
         "release-claimed",
         _LIFE,
         "        ClaimReturned: _take_back,\n        ReleaseAsked: _release_later,",
         "        ClaimReturned: _take_back,\n        ReleaseAsked: _release_now,",
-        _owner("test_a_claimed_set_is_not_released_until_its_claim_has_lapsed"),
+        (*_owner("test_a_claimed_set_is_not_released_until_its_claim_has_lapsed"), *_MODEL),
     ),
     Mutant(
         "lapse-at-once",
         _LIFE,
         "lapses_at = at.local + (deadline - at.earliest) * (1 + 2 * DRIFT) + limits.margin_s\n    claimed",
         "lapses_at = at.local + limits.margin_s\n    claimed",
-        (*_owner("test_a_claimed_set_is_not_released_until_its_claim_has_lapsed"), *_MACHINE),
+        (*_owner("test_a_claimed_set_is_not_released_until_its_claim_has_lapsed"), *_MODEL),
     ),
     Mutant(
         "release-before-pointer",
@@ -185,14 +188,14 @@ MUTANTS = (
         _LIFE,
         '        ClaimAsked: _refuse("SET_FENCED"),\n        ReleaseAsked: _release_later,',
         '        ClaimAsked: _refuse("SET_FENCED"),\n        ReleaseAsked: _release_now,',
-        _owner("test_a_release_asked_for_behind_the_fence_waits_for_it"),
+        (*_owner("test_a_release_asked_for_behind_the_fence_waits_for_it"), *_MODEL),
     ),
     Mutant(
         "keep-old-incarnation",
         _REPLAY,
         "                effects += self._held.forget(other.facts.engine_id)\n",
         "                pass\n",
-        _owner("test_a_new_incarnation_ends_all_sets_pointers_and_claims_of_the_one_before"),
+        (*_owner("test_a_new_incarnation_ends_all_sets_pointers_and_claims_of_the_one_before"), *_MODEL),
     ),
     Mutant(
         "ignore-weights",
@@ -206,7 +209,7 @@ MUTANTS = (
         _GRANTING,
         "if life is None or life.block_set.scope != request.scope:",
         "if life is None:",
-        _owner("test_another_scope_sees_nothing"),
+        (*_owner("test_another_scope_sees_nothing"), *_MODEL),
     ),
     Mutant(
         "ignore-clock-jump",
@@ -224,7 +227,16 @@ MUTANTS = (
         "                by_engine.setdefault(next(iter(self._held.engines)), []).append(set_id)\n"
         "            elif engine is not None:\n"
         "                by_engine",
-        _owner("test_ids_that_were_never_reported_are_never_touched"),
+        (*_owner("test_ids_that_were_never_reported_are_never_touched"), *_MODEL),
+    ),
+    Mutant(
+        "release-foreign",
+        _RELEASING,
+        "                outcome.unknown.append(set_id)\n                continue",
+        "                outcome.unknown.append(set_id)\n"
+        "                effects += [ev.SendRelease(engine_id, set_id) for engine_id in self._held.engines]\n"
+        "                continue",
+        (*_owner("test_ids_that_were_never_reported_are_never_touched"), *_MODEL),
     ),
     Mutant(
         "forget-returns",
@@ -245,7 +257,7 @@ MUTANTS = (
         _LIFE,
         "return _release(life, at, limits) if at.local >= life.claim.lapses_at else Step(life)",
         "return Step(life)",
-        _owner("test_a_claimed_set_is_not_released_until_its_claim_has_lapsed"),
+        (*_owner("test_a_claimed_set_is_not_released_until_its_claim_has_lapsed"), *_MODEL),
     ),
     Mutant(
         "release-once",
@@ -273,13 +285,13 @@ MUTANTS = (
         _LIFE,
         "return Step(claimed, (Action.TELL_CLAIMED, *removal))",
         "return Step(claimed, (Action.TELL_CLAIMED,))",
-        _owner("test_the_pointer_of_a_set_that_is_granted_is_removed"),
+        (*_owner("test_the_pointer_of_a_set_that_is_granted_is_removed"), *_MODEL),
     ),
     Mutant(
         "keep-pointer-of-freed",
         _LIFE,
         "    return Step(None, removal)\n",
         "    return Step(None)\n",
-        _owner("test_the_pointer_of_a_set_that_is_gone_is_removed"),
+        (*_owner("test_the_pointer_of_a_set_that_is_gone_is_removed"), *_MODEL),
     ),
 )

@@ -84,6 +84,13 @@ MUTANTS = (
         _stack("test_an_owner_that_is_silent_costs_the_budget_and_its_claim_is_returned"),
     ),
     Mutant(
+        "claim-under-the-sets-name",
+        _LOOKUPS,
+        "request_id=str(uuid.uuid4()),",
+        "request_id=pointer.set_id,",
+        _lookups("test_every_claim_has_an_id_of_its_own"),
+    ),
+    Mutant(
         "keep-claim-of-bad-handle",
         _LOOKUPS,
         "            self._owner.give_back(claim)\n",

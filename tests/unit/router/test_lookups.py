@@ -89,6 +89,17 @@ async def test_whoever_hangs_costs_no_more_than_the_budget(registry_s: float, ow
     assert bench.clock.now - before == pytest.approx(BUDGET_S)
 
 
+async def test_every_claim_has_an_id_of_its_own() -> None:
+    """An owner takes an equal one for the same claim, asked for again: two turns would read the same set."""
+    bench = Bench()
+    bench.publish("a")
+    await bench.chat("a", "b", "c")
+    await bench.chat("a", "b", "d")
+    first, second = bench.owner.claims
+    assert first.set_id == second.set_id
+    assert first.request_id != second.request_id
+
+
 async def test_a_handle_that_is_no_object_is_given_back() -> None:
     bench = Bench()
     bench.publish("a")
