@@ -103,6 +103,20 @@ async def test_an_error_arrives_as_the_same_class_reason_and_metadata(cls: type[
     assert (error.reason, error.message, error.metadata) == ("SOME_REASON", "some words", {"node_id": "n1"})
 
 
+@pytest.mark.parametrize("letter", ["x", "é", "語", "\0", "\n", "😀", "\ud800"], ids=ascii)
+async def test_an_error_of_any_length_arrives_cut(letter: str) -> None:
+    wordy = errors.NotFoundError("R", letter * 50_000, **{f"field{n}": letter * 50_000 for n in range(50)})
+    async with serving(raising(wordy)) as (_, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await list_nodes(channel)
+    error = to_error(caught.value)
+    assert (type(error), error.reason) == (errors.NotFoundError, "R")
+    shown = letter.encode(errors="replace").decode()
+    assert error.message.startswith(shown * 200)
+    assert error.message.endswith("…")
+    assert error.metadata["field0"].startswith(shown * 40)
+
+
 async def test_an_unknown_exception_is_logged_and_sent_without_detail(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(raising(RuntimeError("password is hunter2"))) as (_, channel):
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -2,11 +2,14 @@
 
 from google.protobuf.duration_pb2 import Duration
 
+MAX_S = 315_576_000_000.0
+"""Longest time that a Duration says: 10,000 years (google/protobuf/duration.proto)."""
+
 
 def duration(seconds: float) -> Duration:
-    """Returns a Duration; negative times become 0."""
+    """Returns a Duration; negative times and NaN become 0, longer ones `MAX_S`."""
     whole = Duration()
-    whole.FromNanoseconds(int(max(0.0, seconds) * 1e9))
+    whole.FromNanoseconds(int(min(MAX_S, max(0.0, seconds)) * 1e9))
     return whole
 
 

@@ -19,9 +19,19 @@ from backhaul_common.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from backhaul_common.texts import clip
 
 DOMAIN = "backhaul"
 """``ErrorInfo.domain`` of every error that Backhaul raises."""
+
+# gRPC takes 8 KiB of metadata for certain (grpc/impl/channel_arg_names.h, GRPC_ARG_MAX_METADATA_SIZE); of a larger status
+# only RESOURCE_EXHAUSTED arrives. The message travels twice: percent-encoded, which makes three bytes of one that is not
+# ASCII, and in the details, which are in base64.
+_MAX_MESSAGE_BYTES = 1_024
+_MAX_REASON_BYTES = 128
+_MAX_METADATA_ITEMS = 4
+_MAX_KEY_BYTES = 64
+_MAX_VALUE_BYTES = 192
 
 CODES: dict[type[BackhaulError], grpc.StatusCode] = {
     InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -46,12 +56,22 @@ _CLASSES: dict[grpc.StatusCode, type[BackhaulError]] = {
 
 
 def to_status(error: BackhaulError) -> grpc.Status:
-    """Returns the status to abort a call with: code, message, and ErrorInfo with reason and metadata."""
+    """Returns the status to abort a call with: code, message, and ErrorInfo with reason and metadata.
+
+    What is too long to arrive is cut, with an ellipsis.
+    """
     code = next((CODES[cls] for cls in type(error).__mro__ if cls in CODES), grpc.StatusCode.INTERNAL)
     detail = AnyMessage()
-    detail.Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata))
-    status: grpc.Status = rpc_status.to_status(Status(code=code.value[0], message=error.message, details=[detail]))
+    detail.Pack(_info_of(error))
+    message = clip(error.message, _MAX_MESSAGE_BYTES)
+    status: grpc.Status = rpc_status.to_status(Status(code=code.value[0], message=message, details=[detail]))
     return status
+
+
+def _info_of(error: BackhaulError) -> ErrorInfo:
+    items = list(error.metadata.items())[:_MAX_METADATA_ITEMS]
+    metadata = {clip(key, _MAX_KEY_BYTES): clip(value, _MAX_VALUE_BYTES) for key, value in items}
+    return ErrorInfo(reason=clip(error.reason, _MAX_REASON_BYTES), domain=DOMAIN, metadata=metadata)
 
 
 def to_error(error: grpc.aio.AioRpcError) -> BackhaulError:
