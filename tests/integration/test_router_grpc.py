@@ -8,13 +8,14 @@ from typing import Any, TypeAlias
 
 import grpc
 import pytest
+from aiohttp import web
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from backhaul.router.v1 import router_pb2, router_pb2_grpc
 from backhaul_common.errors import DeadlineExceededError
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_router.grpc_service import InferenceService
-from tests.fakes.engine import answer, break_after, event_of, hang, refuse
+from tests.fakes.engine import Leg, Step, answer, break_after, event_of, hang, refuse
 from tests.fakes.eventually import eventually
 from tests.fakes.router_stack import RouterStack, chat_body, router_stack
 from tests.integration.test_router_turns import label_key
@@ -113,6 +114,38 @@ async def test_engines_errors_have_their_code(
     stack.decode.then(refuse(status, "engine says no"), refuse(status, "engine says no"))
     got, _, message = await failure(stub.ChatCompletions(request("hi", stream=True), timeout=5))
     assert (got, message) == (code, "engine says no")
+
+
+def refuse_oddly(**error: Any) -> Step:
+    async def step(request: web.Request, leg: Leg) -> web.StreamResponse:
+        return web.json_response({"error": error}, status=400)
+
+    return step
+
+
+@pytest.mark.parametrize("odd", [{"x": 1}, 7, ["a"]])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_an_engines_error_with_odd_fields_has_its_code(
+    stack: RouterStack, stub: Stub, role: str, odd: object
+) -> None:
+    engine = stack.prefill if role == "prefill" else stack.decode
+    engine.then(refuse_oddly(message="no", param=odd, type=odd))
+    code, _, message = await failure(stub.ChatCompletions(request("hi"), timeout=5))
+    assert (code, message) == (grpc.StatusCode.INVALID_ARGUMENT, "no")
+
+
+async def test_an_engines_long_error_gets_through(stack: RouterStack, stub: Stub) -> None:
+    stack.prefill.then(refuse_oddly(message="€" * 50_000))
+    code, _, message = await failure(stub.ChatCompletions(request("hi"), timeout=5))
+    assert (code, message[:3]) == (grpc.StatusCode.INVALID_ARGUMENT, "€€€")
+
+
+@pytest.mark.parametrize("count", [-7, 2**31, 2**70])
+async def test_an_engine_that_counts_wrong_fails_no_turn(stack: RouterStack, stub: Stub, count: int) -> None:
+    stack.prefill.verdict = {"prompt": count, "local": count}
+    stack.prefill.usage = {"prompt_tokens": count}
+    started, _ = await collect(stub.ChatCompletions(request("hi"), timeout=5))
+    assert (started.prompt_token_count, started.local_token_count) == (0, 0)
 
 
 async def test_our_own_errors_have_their_code_and_reason(stack: RouterStack, stub: Stub) -> None:

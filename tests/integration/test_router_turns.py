@@ -451,3 +451,16 @@ async def test_logs_tell_what_happened_and_nothing_that_was_said(
     (lookup,) = stack.directory.lookups
     assert all(set(key) <= set("0123456789abcdef") for key in lookup.keys)
     assert "secret" not in json.dumps(list(lookup.keys))
+
+
+@pytest.mark.parametrize("token", [2**31, 10**30])
+async def test_tokens_that_no_model_has_are_for_the_engine_to_refuse(stack: RouterStack, token: int) -> None:
+    for set_id in ("set-1", "set-2"):
+        stack.hold(set_id)
+    await stack.post("/v1/completions", {"model": "tiny", "prompt": "once"}, {"x-session-id": "s1"})
+    key = stack.directory.lookups[-1].keys[-1]
+    for set_id in ("set-1", "set-2"):
+        stack.publish(key, set_id, token_count=128, stride=64, identity=b"i" * 16, digest=b"d" * 16)
+    stack.prefill.then(refuse(400, "token id is out of vocabulary"))
+    got = await stack.post("/v1/completions", {"model": "tiny", "prompt": [token] * 300}, {"x-session-id": "s1"})
+    assert (got.status, json.loads(got.body)["error"]["message"]) == (400, "token id is out of vocabulary")

@@ -1,5 +1,7 @@
 """Which of several block sets is claimed."""
 
+import pytest
+
 from backhaul_connector.anchors import AnchorChain
 from backhaul_router.core.candidates import Pointer, distinct, longest_match
 
@@ -31,6 +33,12 @@ def test_another_identity_does_not_match() -> None:
 def test_odd_pointers_do_not_match() -> None:
     odd = [Pointer("k", "s", "e", "n", count, b"", stride, IDENTITY) for count, stride in ((0, 64), (-1, 64), (5, 0))]
     assert longest_match([*odd, pointer(PROMPT[:100], identity=b"")], PROMPT) is None
+
+
+@pytest.mark.parametrize("token", [2**31, 2**40, 10**30, -(2**31) - 1])
+def test_tokens_that_no_model_has_do_not_match(token: int) -> None:
+    assert longest_match([pointer(PROMPT[:100])], [token] * 300) is None
+    assert longest_match([pointer(PROMPT[:200]), short := pointer(PROMPT[:100])], [*PROMPT[:150], token] * 2) is short
 
 
 def test_a_set_under_several_keys_counts_once() -> None:

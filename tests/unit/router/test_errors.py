@@ -36,6 +36,18 @@ def test_an_odd_error_of_an_engine_still_makes_sense(body: bytes) -> None:
     assert error["message"]
 
 
+@pytest.mark.parametrize("odd", [{"x": 1}, [1], True, 1.5])
+def test_what_is_of_another_kind_in_an_engines_error_is_left_out(odd: object) -> None:
+    body = json.dumps({"error": {"message": "no", "type": "Bad", "param": odd, "code": odd}}).encode()
+    error = engine_answer(400, body, {})
+    assert (error.param, error.code, error.message) == (None, "invalid_request", "no")
+
+
+def test_an_error_is_never_long() -> None:
+    long = "x" * 2_000_000
+    assert len(ApiError(404, long, type=long, code=long, param=long).body) < 10_000
+
+
 def test_reasons_of_peers_become_plain_labels() -> None:
     assert claim_refused("SET_CLAIMED") == "claim:set_claimed"
     assert handle_refused("min verified\n<x>") == "refused:min_verified_x_"

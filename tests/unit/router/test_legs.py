@@ -212,6 +212,17 @@ def test_the_prefill_engines_own_count_of_cached_tokens_comes_first() -> None:
     assert hand.usage == PromptUsage(100, b'{"cached_tokens": 16}')
 
 
+@pytest.mark.parametrize("count", [-1, 2**31, 2**70])
+def test_counts_that_cannot_be_are_not_believed_and_the_hand_off_stands(count: int) -> None:
+    verdict = {"prompt": 100, "local": 16, "read": 64}
+    for name in verdict:
+        params = {"remote_engine_id": "e", "remote_request_id": "r", "backhaul": {**verdict, name: count}}
+        hand = hand_off(json.dumps({"kv_transfer_params": params, "usage": {"prompt_tokens": 5}}).encode())
+        assert (hand.verdict, hand.usage, hand.name) == (None, PromptUsage(5, b"null"), ("e", "r"))
+    hand = hand_off(json.dumps({"kv_transfer_params": {"a": 1}, "usage": {"prompt_tokens": count}}).encode())
+    assert (hand.usage, hand.params is None) == (None, False)
+
+
 def test_a_200_that_says_error_is_a_failure() -> None:
     assert hand_off(b'{"choices": [{"finish_reason": "error"}]}').failed
 

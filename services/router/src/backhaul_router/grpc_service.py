@@ -33,6 +33,9 @@ SERVICE_NAME = "backhaul.router.v1.InferenceService"
 _CHUNK_BYTES = 1024 * 1024
 """Longest chunk: clients need no larger messages than gRPC's default of 4 MiB allows."""
 
+_MESSAGE_BYTES = 1_500
+"""Longest error message: a status carries it twice, escaped and packed, and 8 KiB of trailers always get through."""
+
 Context = grpc.aio.ServicerContext[Any, Any]
 R = TypeVar("R")
 
@@ -155,7 +158,8 @@ def _started(outcome: Outcome, headers: dict[str, str]) -> router_pb2.Started:
 def _as_backhaul(error: ApiError) -> BackhaulError:
     fallback = InvalidArgumentError if error.status < 500 else InternalError
     param = {"param": error.param} if error.param else {}
-    return _ERRORS.get(error.status, fallback)(str(error.code).upper(), error.message, **param)
+    message = error.message.encode()[:_MESSAGE_BYTES].decode(errors="ignore")
+    return _ERRORS.get(error.status, fallback)(str(error.code).upper(), message, **param)
 
 
 def _metadata(context: Context) -> dict[str, str]:

@@ -8,7 +8,7 @@ from backhaul_router.attempts import Attempts
 from backhaul_router.core import misses
 from backhaul_router.core.body import TurnBody, parse_body
 from backhaul_router.core.engines import EngineError, Failure
-from backhaul_router.core.errors import ApiError
+from backhaul_router.core.errors import ApiError, bounded
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.kinds import decode_alone
 from backhaul_router.core.lookup import TurnKeys, checked_session_id, keys_of, scope_of
@@ -22,6 +22,9 @@ from backhaul_router.lookups import Lookups, Owner
 from backhaul_router.observing import TurnObserver, TurnTrace
 from backhaul_router.ports import Answer, Engines, Policy, TurnRequest
 from backhaul_router.running_turn import Turn
+
+_LONGEST_NAME = 200
+"""Characters of a model's name that are repeated to whoever asks for it."""
 
 _NO_KEYS = TurnKeys((), (), continues=False)
 
@@ -103,7 +106,8 @@ class Turns:
 
     def _check_model(self, model: str) -> None:
         if len(self._table) and not self._table.serves(model):
-            raise ApiError(404, f"the model {model!r} does not exist", code="model_not_found", param="model")
+            name = bounded(model, _LONGEST_NAME)
+            raise ApiError(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
 
     def _begin(self, request: TurnRequest, body: TurnBody, tenant: str, outcome: Outcome, trace: TurnTrace) -> Turn:
         salt = body.cache_salt

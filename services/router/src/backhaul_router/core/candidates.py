@@ -41,5 +41,9 @@ def _covers(pointer: Pointer, tokens: Sequence[int]) -> bool:
     if pointer.token_count <= 0 or pointer.stride <= 0 or not 0 < len(pointer.identity) <= 64:
         return False
     chain = AnchorChain(pointer.identity, pointer.stride)
-    chain.extend(tokens[: pointer.token_count])
+    try:
+        chain.extend(tokens[: pointer.token_count])
+    except OverflowError:
+        # No model has such a token, so no block set holds it.
+        return False
     return chain.at(pointer.token_count) == pointer.digest

@@ -5,6 +5,12 @@ from typing import Any
 
 import msgspec
 
+MAX_MESSAGE = 4_000
+"""Longest message, characters: it may repeat what clients and engines say."""
+
+_MAX_NAME = 200
+"""The same for type, param and code."""
+
 _GENERIC = {
     400: ("invalid_request_error", "invalid_request"),
     401: ("authentication_error", "invalid_api_key"),
@@ -40,10 +46,10 @@ class ApiError(Exception):
         super().__init__(status, message)
         generic_type, generic_code = _GENERIC.get(status, ("api_error", "internal_error"))
         self.status = status
-        self.message = message
-        self.type = type or generic_type
-        self.code = generic_code if code is None else code
-        self.param = param
+        self.message = bounded(message, MAX_MESSAGE)
+        self.type = bounded(type, _MAX_NAME) or generic_type
+        self.code = generic_code if code is None else bounded(code, _MAX_NAME) if isinstance(code, str) else code
+        self.param = None if param is None else bounded(param, _MAX_NAME)
         self.headers = dict(headers or {})
 
     @property
@@ -64,16 +70,25 @@ def invalid(message: str, *, param: str | None = None) -> ApiError:
 
 
 def engine_answer(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
-    """Returns an engine's error answer as the client's: same status, message, type, param and code."""
+    """Returns an engine's error answer as the client's: same status, message, type, param and code.
+
+    What is of a kind that OpenAI's object does not have there is left out.
+    """
     fault = _fault_in(body)
+    code, param = fault.get("code"), fault.get("param")
     return ApiError(
         status,
         str(fault.get("message") or "the engine refused the request"),
         type=str(fault.get("type") or ""),
-        code=fault.get("code"),
-        param=fault.get("param"),
+        code=code if isinstance(code, str | int) and not isinstance(code, bool) else None,
+        param=param if isinstance(param, str) else None,
         headers={name: value for name, value in headers.items() if name.lower() == "retry-after"},
     )
+
+
+def bounded(text: str, longest: int) -> str:
+    """Returns a text of at most ``longest`` characters, and dots where it was cut."""
+    return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 def _fault_in(body: bytes) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -12,6 +12,9 @@ from backhaul_router.core.usage import PromptUsage
 
 Params = Mapping[str, msgspec.Raw]
 """kv_transfer_params of a decode leg, each value as the prefill engine wrote it."""
+
+MAX_TOKENS = 2**31 - 1
+"""An engine that counts more tokens is wrong; the gRPC API has no larger counts either."""
 
 _PARAMS = "kv_transfer_params"
 
@@ -100,7 +103,7 @@ class HandOff:
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)] = 0
     prompt_tokens_details: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -110,10 +113,11 @@ class _Choice(msgspec.Struct):
 
 class _Reply(msgspec.Struct):
     kv_transfer_params: dict[str, msgspec.Raw] | None = None
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw(b"null")
     choices: list[_Choice] = []
 
 
+_decode_usage = msgspec.json.Decoder(_Usage | None).decode
 _decode_reply = msgspec.json.Decoder(_Reply).decode
 _decode_verdict = msgspec.json.Decoder(Verdict).decode
 _decode_text = msgspec.json.Decoder(str).decode
@@ -188,7 +192,7 @@ def hand_off(reply: bytes) -> HandOff:
     params = dict(parsed.kv_transfer_params or {})
     verdict = _verdict(params.pop(PARAMS_KEY, None))
     failed = any(choice.finish_reason == "error" for choice in parsed.choices)
-    return HandOff(params or None, verdict, _prompt_usage(parsed.usage, verdict), failed)
+    return HandOff(params or None, verdict, _prompt_usage(_usage(parsed.usage), verdict), failed)
 
 
 def without_params(reply: bytes) -> bytes:
@@ -239,6 +243,15 @@ def _verdict(raw: msgspec.Raw | None) -> Verdict | None:
     if raw is None:
         return None
     try:
-        return _decode_verdict(raw)
+        verdict = _decode_verdict(raw)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    counts = (verdict.prompt, verdict.local, verdict.read)
+    return verdict if all(0 <= count <= MAX_TOKENS for count in counts) else None
+
+
+def _usage(raw: msgspec.Raw) -> _Usage | None:
+    try:
+        return _decode_usage(raw)
     except (msgspec.MsgspecError, ValueError):
         return None
