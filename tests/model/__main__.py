@@ -5,7 +5,7 @@ import random
 import sys
 import time
 
-from hypothesis import Phase, seed, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.machine import ClaimsMachine
@@ -25,6 +25,7 @@ def play(number: int, *, examples: int, steps: int, shrink: bool = True) -> None
         phases=phases,
         print_blob=False,
         report_multiple_bugs=False,
+        suppress_health_check=[HealthCheck.too_slow],
     )
     run_state_machine_as_test(seed(number)(ClaimsMachine), settings=chosen)
 
