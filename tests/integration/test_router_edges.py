@@ -337,3 +337,53 @@ def _byte_by_byte(document: dict[str, Any]) -> Step:
 
 async def _refuse_all(request: web.BaseRequest) -> web.StreamResponse:
     return web.Response(status=500)
+
+
+# Bodies that are not what their headers say
+
+
+async def _sent(stack: RouterStack, head: bytes, body: bytes, *, ends: bool = False) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.router.http_port)
+    writer.write(head + body)
+    if ends:
+        writer.write_eof()
+    try:
+        return await asyncio.wait_for(reader.read(), 5)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+def _head(path: str, *headers: str) -> bytes:
+    lines = (f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", *headers)
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+@pytest.mark.parametrize("count", ["content-length: 500", "transfer-encoding: chunked"])
+async def test_a_body_that_its_client_does_not_finish_ends_at_once(stack: RouterStack, count: str) -> None:
+    reply = await _sent(stack, _head(CHAT, count), b"10\r\n{", ends=True)
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert b"ended before its announced length" in reply
+    assert stack.router.admission.turn_count == 0
+
+
+async def test_a_large_packed_body_may_be_the_last_that_its_client_sends(stack: RouterStack) -> None:
+    body = gzip.compress(json.dumps(chat_body("hi " * 1_000_000)).encode())
+    reply = await _sent(stack, _head(CHAT, "content-encoding: gzip", f"content-length: {len(body)}"), body, ends=True)
+    assert b"HTTP/1.1 200 " in reply
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/nothing"])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
+async def test_a_body_in_another_encoding_than_it_says_is_no_fault_of_the_router(
+    stack: RouterStack, caplog: pytest.LogCaptureFixture, encoding: str, path: str
+) -> None:
+    reply = await _sent(stack, _head(path, f"content-encoding: {encoding}", "content-length: 5"), b"abcde")
+    assert reply.split()[1] in (b"400", b"404")
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_broken_chunks_are_no_fault_of_the_router(stack: RouterStack, caplog: pytest.LogCaptureFixture) -> None:
+    reply = await _sent(stack, _head(CHAT, "transfer-encoding: chunked"), b"zz\r\nabc\r\n")
+    assert reply.split()[1] == b"400"
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []

@@ -7,8 +7,9 @@ from enum import Enum
 from http import HTTPStatus
 from typing import Any
 
+import aiohttp
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import LineTooLong, PayloadEncodingError
 from opentelemetry import metrics
 
 from backhaul_router.core.errors import ApiError
@@ -46,6 +47,10 @@ _GOODBYE_S = 1.0
 """How long a connection that gets no service stays open for its client to read why."""
 
 
+class BodyCutError(web.RequestPayloadError):
+    """The client closed its sending side in the middle of a body."""
+
+
 class ApiProtocol(web.RequestHandler):
     """One connection.
 
@@ -56,13 +61,24 @@ class ApiProtocol(web.RequestHandler):
     A client that sends its request too slowly, or takes its answer too slowly, loses the connection.
     """
 
-    __slots__ = ("_head_timer", "_limits", "_phase", "_probe", "_send_timer", "_served", "_server", "_stream_probes")
+    __slots__ = (
+        "_body",
+        "_head_timer",
+        "_limits",
+        "_phase",
+        "_probe",
+        "_send_timer",
+        "_served",
+        "_server",
+        "_stream_probes",
+    )
 
     def __init__(self, server: "ApiServer", limits: ClientLimits, **kwargs: Any) -> None:
         super().__init__(server, **kwargs)
         self._server = server
         self._limits = limits
         self._phase = Phase.WAITING
+        self._body: aiohttp.StreamReader | None = None
         self._probe: asyncio.TimerHandle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
@@ -75,6 +91,10 @@ class ApiProtocol(web.RequestHandler):
         # _waiter is aiohttp's idle mark (web_protocol.py, _process_keepalive); no public one exists.
         waiting = self._waiter is not None and not self._waiter.done()
         return self.transport is not None and (waiting or not self._request_count)
+
+    def begin(self, body: aiohttp.StreamReader) -> None:
+        """The next request's turn has come."""
+        self._body = body
 
     def enter(self, phase: Phase) -> None:
         """The handler says what comes next on the wire."""
@@ -117,11 +137,15 @@ class ApiProtocol(web.RequestHandler):
         super().resume_writing()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio allows the answer, aiohttp has none
-        """Keeps the connection for a request that is running; closes it otherwise."""
+        """Keeps the connection for a request that is running; closes it otherwise. A body that lacks bytes ends."""
         if self.idle:
             return None
         self.close()
-        self._send_probe()
+        body = self._last_body()
+        if body is None or body.is_eof():
+            self._send_probe()
+        else:
+            body.set_exception(BodyCutError("the client sends no more"))
         return True
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -129,6 +153,11 @@ class ApiProtocol(web.RequestHandler):
         for timer in (self._probe, self._head_timer, self._send_timer):
             _cancel(timer)
         super().connection_lost(exc)
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Logs, unless a client sent a body that cannot be read: aiohttp reads what handlers have left of it."""
+        if not isinstance(kw.get("exc_info"), web.RequestPayloadError | PayloadEncodingError):
+            super().log_exception(*args, **kw)
 
     def handle_error(
         self,
@@ -148,6 +177,10 @@ class ApiProtocol(web.RequestHandler):
         response = web.Response(status=error.status, body=error.body, content_type="application/json")
         response.force_close()
         return response
+
+    def _last_body(self) -> aiohttp.StreamReader | None:
+        """Returns the body of the last request that has begun to arrive."""
+        return self._messages[-1][1] if self._messages else self._body
 
     def _give_up_reading(self) -> None:
         self._head_timer = None
@@ -245,6 +278,7 @@ class ApiServer(web.Server):
                 connection.close()
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        protocol.begin(payload)
         return web.BaseRequest(
             message, payload, protocol, writer, task, self._own_loop, client_max_size=self._limits.body_bytes
         )

@@ -19,7 +19,7 @@ from backhaul_router.core.body import Endpoint
 from backhaul_router.core.engines import EngineError
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.sse import WholeLines
-from backhaul_router.http_protocol import ApiProtocol, ApiServer, ClientLimits, Phase
+from backhaul_router.http_protocol import ApiProtocol, ApiServer, BodyCutError, ClientLimits, Phase
 from backhaul_router.models import Models
 from backhaul_router.observing import context_from
 from backhaul_router.ports import Answer, TurnRequest
@@ -167,6 +167,8 @@ class HttpService:
                         raise self._too_large()
                     held.grow(len(piece))
                     pieces.append(piece)
+        except BodyCutError as error:
+            raise ApiError(400, "the body ended before its announced length") from error
         except web.RequestPayloadError as error:
             raise ApiError(400, "the body is not encoded as its headers say") from error
         except TimeoutError as error:
