@@ -7,8 +7,10 @@ import stat
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from backhaul_common.clock import SystemClock
 from backhaul_common.errors import UnavailableError
@@ -140,8 +142,27 @@ async def test_ranks_of_one_server_are_connected_side_by_side(peer: Listening, c
         wire.encode(hello()),
         wire.encode(wire.Pong(token=1.0, now=1.0, dropped_count=0)),
         wire.encode(wire.Replayed(set_count=7)),
+        wire.encode(wire.Identity(weights_digest="z" * 5_000)),
+        wire.encode(wire.Deadlines(deadlines={"set-1": 1e300})),
+        wire.encode(wire.Deadlines(deadlines={"set-1": -1e300})),
+        b'{"type":"deadlines","deadlines":{"set-1":1e999}}\n',
+        b"[" * 100_000 + b"\n",
     ],
-    ids=["empty", "no-type", "no-text", "unknown", "wrong-type", "second-hello", "unasked-pong", "lost-sets"],
+    ids=[
+        "empty",
+        "no-type",
+        "no-text",
+        "unknown",
+        "wrong-type",
+        "second-hello",
+        "unasked-pong",
+        "lost-sets",
+        "long-digest",
+        "late-deadline",
+        "early-deadline",
+        "endless-deadline",
+        "deep",
+    ],
 )
 async def test_a_connection_that_breaks_the_protocol_is_closed(
     peer: Listening, connector: FakeConnector, line: bytes
@@ -153,6 +174,40 @@ async def test_a_connection_that_breaks_the_protocol_is_closed(
     await connector.close()
     await connector.connect()
     await eventually(lambda: len(peer.of(ev.ReplayFinished)) == 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"block_count": 2**40}, {"ttl_s": 1e300}, {"weights_digest": "z" * 5_000}, {"rank": -1}, {"engine_id": ""}],
+    ids=lambda changes: "-".join(changes),
+)
+async def test_a_hello_that_no_engine_says_is_refused_with_one_line_and_disturbs_nobody(
+    peer: Listening, connector: FakeConnector, changes: dict[str, Any]
+) -> None:
+    await connector.connect()
+    await eventually(lambda: bool(peer.of(ev.ReplayFinished)))
+    with capture_logs() as logs:
+        for _ in range(3):
+            await is_turned_away(FakeConnector(peer.path, hello(**changes)))
+    assert len(peer.of(ev.EngineConnected)) == 1
+    assert not connector.cut
+    (line,) = [log for log in logs if log["log_level"] != "debug"]
+    assert next(iter(changes)) in line["problem"]
+
+
+async def is_turned_away(connector: FakeConnector) -> None:
+    """Connects, and sees the connection ended."""
+    await connector.connect()
+    await eventually(lambda: connector.cut)
+    await connector.close()
+
+
+async def test_an_answer_to_a_ping_with_a_time_that_no_clock_shows_closes_the_connection(peer: Listening) -> None:
+    connector = FakeConnector(peer.path, clock_offset=1e300)
+    await connector.connect()
+    await eventually(lambda: connector.cut and bool(peer.of(ev.ConnectorLost)))
+    assert not peer.of(ev.ClockObserved)
+    await connector.close()
 
 
 async def test_a_line_over_the_limit_closes_the_connection(peer: Listening, connector: FakeConnector) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -58,6 +59,66 @@ async def test_an_engine_url_that_routers_cannot_use_is_warned_of_at_start(
             await eventually(lambda: "node-1" in node.registry.nodes)
             assert node.record.engine_url == settings.get("advertise_engine_url", node.http.url)
     assert [log["event"] for log in logs].count("engine not reachable from elsewhere") == warnings
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"block_count": 2**40},
+        {"ttl_s": 1e300},
+        {"weights_digest": "z" * 5_000},
+        {"rank": -1},
+        {"engine_id": ""},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+async def test_a_hello_that_no_engine_says_neither_ends_the_agent_nor_takes_the_node_out(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    async with owner_node(tmp_path) as node:
+        odd = FakeConnector(node.config.socket_path, hello(**{"engine_id": "engine-9", "rank": 7, **changes}))
+        await odd.connect()
+        await eventually(lambda: odd.cut)
+        await odd.close()
+        node.connector.retain()
+        await node.published()
+        await node.claim()
+        assert not node.running.done()
+        assert [engine.engine_id for engine in node.record.engines] == ["engine-1"]
+
+
+async def test_a_record_that_the_registry_refuses_says_so_and_the_node_is_back_once_the_cause_has_gone(
+    tmp_path: Path,
+) -> None:
+    async with owner_node(tmp_path) as node:
+        node.connector.retain()
+        await node.published()
+        node.registry.refused_engine = "engine-7"
+        odd = FakeConnector(node.config.socket_path, hello(engine_id="engine-7", rank=7))
+        with capture_logs() as logs:
+            await odd.connect()
+            await eventually(lambda: node.record.state == registry_pb2.NODE_STATE_NOT_READY)
+            joins = len(node.registry.joined)
+            await asyncio.sleep(1)
+        assert node.record.state_reason == "the registry refuses the node's record: an engine that is not liked"
+        assert [log["reason"] for log in logs if log["log_level"] == "error"] == ["NODE_INVALID"]
+        assert len(node.registry.joined) <= joins + 1
+        await node.claim()
+
+        await odd.close()
+        other = FakeConnector(node.config.socket_path, hello(engine_id="engine-8", rank=7))
+        await other.connect()
+        await node.ready()
+        assert [engine.engine_id for engine in node.record.engines] == ["engine-1", "engine-8"]
+        await other.close()
+
+
+async def test_a_node_whose_record_is_too_long_is_listed_with_what_there_is_room_for(tmp_path: Path) -> None:
+    async with owner_node(tmp_path) as node:
+        node.http.models += [f"{number:04}-{'x' * 900}" for number in range(256)]
+        await eventually(lambda: len(node.record.models) > 1, 10)
+        assert node.record.state == registry_pb2.NODE_STATE_READY
+        assert list(node.record.models) == node.http.models[: len(node.record.models)]
 
 
 async def test_a_node_that_is_not_ready_keeps_its_sets(tmp_path: Path) -> None:

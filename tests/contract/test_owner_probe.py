@@ -10,10 +10,11 @@ import zmq.asyncio
 
 from backhaul_common.clock import SystemClock
 from backhaul_node_agent import engine_probe
+from backhaul_node_agent.core.bounds import MAX_TEXT_BYTES
 from backhaul_node_agent.core.node import ServerFacts, SideChannelFacts
 from backhaul_node_agent.engine_probe import EngineProbe, SideChannel, SideChannelError
 from tests.fakes.eventually import eventually
-from tests.fakes.side_channel import FakeSideChannel
+from tests.fakes.side_channel import FakeSideChannel, handshake_payload
 from tests.fakes.vllm_http import FakeVllmHttp
 
 
@@ -180,6 +181,47 @@ async def test_a_side_channel_that_answers_garbage_is_an_error(context: zmq.asyn
         channel.parts = [b"\xc1", b"\xc1"]
         with pytest.raises(SideChannelError):
             await SideChannel(context).ask("127.0.0.1", channel.port)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"\x91" * 100_000],
+        [handshake_payload("")],
+        [handshake_payload("e" * 5_000)],
+        [handshake_payload("engine-1", num_blocks=2**40)],
+        [handshake_payload("engine-1", num_blocks=-1)],
+        [handshake_payload("engine-1", block_size=2**40)],
+        [handshake_payload("engine-1", compatibility_hash="h" * 5_000)],
+        [],
+    ],
+    ids=["deep", "no-id", "long-id", "many-blocks", "few-blocks", "large-blocks", "long-hash", "nothing"],
+)
+def test_a_side_channel_that_says_what_no_engine_does_is_an_error(parts: list[bytes]) -> None:
+    with pytest.raises(SideChannelError):
+        engine_probe._reply(parts)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 100_000, b'{"data":[7,{"id":8},{"id":""}],"version":{}}', b'"\\ud800"', b"\xff", b""],
+    ids=["deep", "wrong-types", "half-a-letter", "no-text", "nothing"],
+)
+async def test_a_server_that_answers_what_no_server_does_keeps_its_models(
+    context: zmq.asyncio.Context, body: bytes
+) -> None:
+    async with FakeVllmHttp() as http, probing(context, http.url, 1) as seen:
+        await seen.becomes(lambda facts: bool(facts.models))
+        http.body, answered = body, len(http.requests)
+        await eventually(lambda: len(http.requests) > answered + 20)
+        assert (seen.server.healthy, seen.server.models, seen.server.version) == (True, ("model-1",), "0.32.0")
+
+
+async def test_a_long_version_is_cut(context: zmq.asyncio.Context) -> None:
+    async with FakeVllmHttp() as http, probing(context, http.url, 1) as seen:
+        http.body = b'{"version":"' + b"v" * 5_000 + b'"}'
+        await seen.becomes(lambda facts: facts.version.startswith("vvv"))
+        assert len(seen.server.version.encode()) <= MAX_TEXT_BYTES
 
 
 async def test_a_side_channel_that_is_silent_is_given_up_in_time(context: zmq.asyncio.Context) -> None:

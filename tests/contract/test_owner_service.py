@@ -12,6 +12,7 @@ import pytest
 from backhaul.agent.v1 import agent_pb2
 from backhaul_common.grpc_client import to_error
 from backhaul_connector import wire
+from backhaul_node_agent.core.engine_clock import SAMPLES_TO_TRUST
 from tests.contract.owner_node import OwnerNode, owner_node
 from tests.fakes.eventually import eventually
 
@@ -215,7 +216,8 @@ async def test_a_hand_off_is_freed_by_its_name_and_nothing_else_is(node: OwnerNo
     assert await refusal(engine_id, "cmpl-7") == ""
     assert await refusal(engine_id, "set-1") == "NOT_A_HAND_OFF"
     assert await refusal("another", "cmpl-7") == "ENGINE_UNKNOWN"
-    assert await refusal(engine_id, "") == "HAND_OFF_ID"
+    for odd in ("", "HB:a,b", "a,b", "a:1", ":", "\0", "a\nb", "x" * 513, "é" * 257):
+        assert await refusal(engine_id, odd) == "HAND_OFF_ID"
     assert await node.states() == {"set-1": agent_pb2.BLOCK_SET_STATE_HELD}
 
 
@@ -255,6 +257,28 @@ async def test_a_listing_shows_the_confirmed_time_left(node: OwnerNode) -> None:
         return bool(190 < listing.block_sets[0].remaining_ttl.seconds <= 200)
 
     await eventually(shown)
+
+
+async def test_a_set_with_a_deadline_that_no_clock_shows_does_not_spoil_the_listing(node: OwnerNode) -> None:
+    node.connector.retain("set-1")
+    node.connector.retain("set-2", ttl_s=1e300)
+    node.connector.retain("set-3")
+    await node.published("set-3")
+    assert list(await node.states()) == ["set-1", "set-3"]
+    node.connector.confirm("set-1", 1e300)
+    await eventually(lambda: node.connector.cut)
+    assert list(await node.states()) == ["set-1", "set-3"]
+
+
+async def test_a_listing_goes_on_after_an_engines_clock_jumped(node: OwnerNode) -> None:
+    node.connector.retain()
+    await node.published()
+    node.connector.clock_offset += 100_000
+    await node.becomes(agent_pb2.BLOCK_SET_STATE_RELEASING)
+    pings = node.connector.count(wire.Ping)
+    await eventually(lambda: node.connector.count(wire.Ping) > pings + SAMPLES_TO_TRUST)
+    listing = await node.stub.ListBlockSets(agent_pb2.ListBlockSetsRequest(), timeout=2)
+    assert [held.remaining_ttl.seconds for held in listing.block_sets] == [0]
 
 
 async def test_a_drained_node_says_so_grants_nothing_and_removes_its_pointers(node: OwnerNode) -> None:

@@ -8,15 +8,23 @@ from typing import Any, Self
 
 from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
 from backhaul_common.durations import duration, seconds
-from backhaul_common.errors import AbortedError, AlreadyExistsError, UnavailableError
+from backhaul_common.errors import AbortedError, AlreadyExistsError, InvalidArgumentError, UnavailableError
 from backhaul_common.grpc_server import GrpcServer
+from backhaul_registry import convert
+from backhaul_registry.core import rules
 from tests.fakes.partial import Partial
 
 PointerKey = tuple[str, str, str]
 
 
+def check_node(node: registry_pb2.Node) -> None:
+    """Accepts a record as a registry does. Raises InvalidArgumentError."""
+    rules.check_node_size(node.ByteSize())
+    rules.check_node(convert.node_from_proto(node))
+
+
 class FakeRegistry:
-    """`IndexService` and `NodeService`, as far as agents use them."""
+    """`IndexService` and `NodeService`, as far as agents use them, with the rules of the real ones."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, registry_pb2.Node] = {}
@@ -29,6 +37,8 @@ class FakeRegistry:
         """Records that nodes asked to join with."""
         self.keep_alive_count = 0
         self.left_count = 0
+        self.refused_engine = ""
+        """A record that names it is refused."""
         self.taken = False
         """Whether joins are refused as NODE_TAKEN."""
         self.answering = asyncio.Event()
@@ -109,6 +119,7 @@ class FakeRegistry:
 
     def _join(self, join: registry_pb2.JoinNodeRequest.Join) -> float:
         self.joined.append(join.node)
+        self._check_node(join.node)
         if self.taken:
             raise AlreadyExistsError("NODE_TAKEN", "another session holds the node")
         if join.lease_id and join.lease_id != self._live_lease:
@@ -124,7 +135,13 @@ class FakeRegistry:
             raise AbortedError("LEASE_LOST", "the lease is gone")
         self.keep_alive_count += 1
         if request.HasField("update"):
+            self._check_node(request.update.node)
             self.nodes[request.update.node.node_id] = request.update.node
+
+    def _check_node(self, node: registry_pb2.Node) -> None:
+        check_node(node)
+        if self.refused_engine in (engine.engine_id for engine in node.engines):
+            raise InvalidArgumentError("NODE_INVALID", "an engine that is not liked", field="engines")
 
     async def publish(self, requests: AsyncIterator[registry_pb2.PublishBlockSetsRequest]) -> AsyncGenerator[Any, None]:
         """Serves PublishBlockSets."""
@@ -147,6 +164,10 @@ class FakeRegistry:
 
     def _apply(self, batch: registry_pb2.PublishBlockSetsRequest.Batch) -> None:
         self.batches.append(batch)
+        rules.check_batch(
+            list(map(convert.pointer_from_proto, batch.upserts)),
+            list(map(convert.pointer_id_from_proto, batch.removals)),
+        )
         for pointer in batch.upserts:
             self.pointers[pointer.scope, pointer.key, pointer.set_id] = pointer
         for pointer in batch.removals:

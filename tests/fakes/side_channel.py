@@ -10,18 +10,25 @@ import msgspec
 import zmq
 
 
-def handshake_payload(engine_id: str, agent_metadata: bytes = b"m") -> bytes:
+def handshake_payload(
+    engine_id: str,
+    agent_metadata: bytes = b"m",
+    *,
+    compatibility_hash: str = "compatible",
+    num_blocks: int = 1000,
+    block_size: int = 32,
+) -> bytes:
     """Returns the first part of an answer (``nixl/metadata.py``, ``NixlHandshakePayload``)."""
     metadata = {
         "engine_id": engine_id,
         "agent_metadata": agent_metadata,
         "kv_caches_base_addr": [1, 2],
-        "num_blocks": 1000,
-        "block_size": 32,
+        "num_blocks": num_blocks,
+        "block_size": block_size,
         "attn_backend_name": "CPU_ATTN",
     }
     return msgspec.msgpack.encode(
-        {"compatibility_hash": "compatible", "agent_metadata_bytes": msgspec.msgpack.encode(metadata)}
+        {"compatibility_hash": compatibility_hash, "agent_metadata_bytes": msgspec.msgpack.encode(metadata)}
     )
 
 

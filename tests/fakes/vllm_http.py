@@ -19,6 +19,8 @@ class FakeVllmHttp:
         self.models_status = 200
         self.piece_bytes = 0
         """Sends the list of models in pieces of this size; 0: whole."""
+        self.body: bytes | None = None
+        """Answer to what it is asked about itself, in place of the right one."""
         self.metrics = ""
         """Answer to /metrics; none when empty."""
         self.requests: list[str] = []
@@ -60,6 +62,8 @@ class FakeVllmHttp:
 
     async def _list_models(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(request.path)
+        if self.body is not None:
+            return web.Response(body=self.body)
         data = [{"id": name, "object": "model", "max_model_len": 4096} for name in self.models]
         document = {"object": "list", "data": data}
         if not self.piece_bytes:
@@ -79,4 +83,6 @@ class FakeVllmHttp:
 
     async def _version(self, request: web.Request) -> web.Response:
         self.requests.append(request.path)
+        if self.body is not None:
+            return web.Response(body=self.body)
         return web.json_response({"version": "0.32.0"})

@@ -77,6 +77,10 @@ class OwnerTable:
         if replay:
             self.replayed(engine_id)
 
+    def disconnect(self, engine_id: str = "engine-1") -> None:
+        """Cuts a connection."""
+        self.hear(ev.ConnectorLost(self.connection[engine_id], engine_id))
+
     def replayed(self, engine_id: str = "engine-1") -> list[ev.Effect]:
         """Ends a replay."""
         return self.hear(ev.ReplayFinished(self.connection[engine_id], engine_id))

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from backhaul_node_agent.core.bounds import MAX_ITEMS, MAX_TEXT_BYTES
 from backhaul_node_agent.core.node import (
-    MAX_MODELS,
-    MAX_TEXT_BYTES,
     NO_CONNECTOR,
     NodeRecord,
     Readiness,
@@ -84,9 +83,14 @@ def test_every_engine_is_named_once() -> None:
     assert [(e.engine_id, e.reuse_problem) for e in made.engines] == [("engine-1", ""), ("engine-3", NO_CONNECTOR)]
 
 
-def test_a_record_stays_within_what_the_registry_accepts() -> None:
-    many = tuple(f"model-{number}" for number in range(2 * MAX_MODELS))
-    assert len(record(replace(HEALTHY, models=("x" * 2000, *many))).models) == MAX_MODELS
+def test_a_record_has_so_many_models_and_says_how_many_it_leaves_out() -> None:
+    many = tuple(f"model-{number}" for number in range(2 * MAX_ITEMS))
+    made = record(replace(HEALTHY, models=("x" * 2000, *many)))
+    assert (made.models, made.left_out_count) == (many[:MAX_ITEMS], MAX_ITEMS + 1)
+    assert record().left_out_count == 0
+
+
+def test_a_long_problem_is_cut() -> None:
     made = node_record(
         server=HEALTHY,
         engines=[replace(facts(), problem="ä" * 2000)],

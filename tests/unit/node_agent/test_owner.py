@@ -4,11 +4,65 @@ import pytest
 
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.claim_book import MAX_RETURNED, ClaimBook
+from backhaul_node_agent.core.engine_clock import SAMPLES_TO_TRUST
 from backhaul_node_agent.core.granting import ClaimRequest, Grant, Refusal
 from backhaul_node_agent.core.life import State
+from backhaul_node_agent.core.replay import AWAY_S
 from tests.unit.node_agent.owned import LIMITS, OFFSET, OwnerTable, block_set, facts, standing
 
 FENCE_S = LIMITS.claim_ttl_s + LIMITS.margin_s
+
+
+# --- engines that do not come back
+
+
+def test_an_engine_whose_connector_stays_away_is_forgotten() -> None:
+    table = standing()
+    table.disconnect()
+    table.passes(AWAY_S - 1)
+    assert [known.engine_id for known in table.owner.engines()] == ["engine-1"]
+    table.passes(2)
+    assert table.owner.engines() == []
+    assert ev.ForgetEngine("engine-1") in table.effects
+
+
+def test_an_engine_that_is_away_is_remembered_while_its_sets_may_be_read() -> None:
+    table = standing()
+    table.report(ttl_s=480)
+    table.disconnect()
+    table.passes(470)
+    assert table.owner.set_count == 1
+    table.passes(15)
+    assert table.owner.engines() == []
+
+
+def test_an_engine_that_is_connected_or_back_in_time_is_not_forgotten() -> None:
+    table = standing()
+    table.passes(2 * AWAY_S)
+    table.disconnect()
+    table.passes(AWAY_S - 1)
+    table.connect()
+    table.passes(2 * AWAY_S)
+    assert [known.engine_id for known in table.owner.engines()] == ["engine-1"]
+
+
+def test_an_engine_that_comes_back_after_it_was_forgotten_is_fenced() -> None:
+    table = standing()
+    table.report()
+    table.disconnect()
+    table.passes(600)
+    table.connect(replay=False)
+    table.report(replayed=True)
+    table.replayed()
+    assert table.state() is State.FENCED
+
+
+def test_a_deadline_that_a_jump_made_unknown_is_shown_as_no_time_left() -> None:
+    table = standing()
+    table.report()
+    for _ in range(SAMPLES_TO_TRUST):
+        table.ping(offset=2 * OFFSET)
+    assert [held.remaining_s for held in table.owner.sets(table.now)] == [0.0]
 
 
 # --- one grant per set, ever

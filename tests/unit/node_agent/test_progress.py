@@ -1,5 +1,7 @@
 """What counts as progress of an engine, and when it is stuck."""
 
+import time
+
 import pytest
 
 from backhaul_node_agent.core.progress import Figures, Progress, read_figures
@@ -69,3 +71,27 @@ vllm:generation_tokens_total{engine="0",model_name="adapter"} 7.0
         1: Figures(waiting=4),
     }
     assert read_figures("") == {}
+
+
+@pytest.mark.parametrize(
+    "exposition",
+    [
+        'vllm:num_requests_running{engine="' + "9" * 5_000 + '"} 1.0',
+        'vllm:num_requests_running{engine="0"} ' + "9" * 5_000,
+        'vllm:num_requests_running{engine="0"} 1e99999999',
+        'vllm:num_requests_running{engine="0"} NaN',
+        'vllm:num_requests_running{engine="0"} -1.0',
+        "vllm:num_requests_running{" * 150_000,
+        'vllm:num_requests_running{engine="0' * 150_000,
+    ],
+    ids=["rank", "figure", "power", "nan", "negative", "no-end", "no-line"],
+)
+def test_figures_that_no_engine_shows_are_passed_over_in_good_time(exposition: str) -> None:
+    began = time.monotonic()
+    assert read_figures(exposition) == {}
+    assert time.monotonic() - began < 10
+
+
+def test_figures_that_know_no_bounds_are_figures() -> None:
+    shown = read_figures('vllm:num_requests_running{engine="0"} 1e9999')
+    assert Progress(10).problem(shown, 0.0) == Progress(10).problem(shown, 20.0) == ""

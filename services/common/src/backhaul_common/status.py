@@ -24,9 +24,9 @@ from backhaul_common.texts import clip
 DOMAIN = "backhaul"
 """``ErrorInfo.domain`` of every error that Backhaul raises."""
 
-# gRPC takes 8 KiB of metadata for certain (grpc/impl/channel_arg_names.h, GRPC_ARG_MAX_METADATA_SIZE); of a larger status
-# only RESOURCE_EXHAUSTED arrives. The message travels twice: percent-encoded, which makes three bytes of one that is not
-# ASCII, and in the details, which are in base64.
+# gRPC takes 8 KiB of metadata for certain (grpc/impl/channel_arg_names.h, GRPC_ARG_MAX_METADATA_SIZE); of a larger
+# status only RESOURCE_EXHAUSTED arrives. The message travels twice: percent-encoded, which makes three bytes of one
+# that is not ASCII, and in the details, which are in base64.
 _MAX_MESSAGE_BYTES = 1_024
 _MAX_REASON_BYTES = 128
 _MAX_METADATA_ITEMS = 4

@@ -58,6 +58,7 @@ class App:
         limits = Limits(claim_ttl_s=config.claim_ttl_s, margin_s=config.margin_s, retained_share=config.retained_share)
         self._owner = Owner(session=self._session, limits=limits)
         self._warned: set[str] = set()
+        self._left_out_count = 0
         self._ready: Readiness | None = None
         self._join_by = math.inf
         """Agent's clock: when the node joins even without a connector."""
@@ -191,10 +192,12 @@ class App:
         if self._ready is None and not engines and self._clock.monotonic() < self._join_by:
             # Nor may it lose its weights for a moment: routers would pair it with engines of other weights.
             return
+        # Rank 0 is asked whether or not its connector has come.
+        known = {0, *(facts.rank for facts in engines)}
         record = node_record(
             server=self._server_facts,
             engines=engines,
-            side_channels=self._side_channels,
+            side_channels={rank: facts for rank, facts in self._side_channels.items() if rank in known},
             connected=[facts.engine_id for facts in engines if self._owner.connected(facts.engine_id)],
             advertised_host=self._advertised_host,
             purging=self._publishers.purging,
@@ -204,6 +207,9 @@ class App:
             _log.info("node readiness changed", readiness=record.readiness.name, reason=record.reason)
             self._ready = record.readiness
         self.readiness_reason = record.reason
+        if record.left_out_count != self._left_out_count:
+            _log.warning("models or engines have no room in the node's record", left_out=record.left_out_count)
+            self._left_out_count = record.left_out_count
         for facts in engines:
             self._warn_unreachable(facts)
         self._node_session.update(

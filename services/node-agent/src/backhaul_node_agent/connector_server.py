@@ -16,14 +16,16 @@ import socket
 import stat
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from backhaul_common.clock import Clock
 from backhaul_common.errors import UnavailableError
+from backhaul_common.texts import clip
 from backhaul_connector import wire
 from backhaul_node_agent import convert
+from backhaul_node_agent.core import bounds
 from backhaul_node_agent.core import events as ev
+from backhaul_node_agent.core.block_set import EngineFacts
 
 _log = structlog.get_logger(__name__)
 
@@ -34,6 +36,8 @@ _SILENCE_S = 5.0
 _MESSAGES_PER_TURN = 64
 """A long replay lets claims through after so many messages."""
 _MAX_UNANSWERED = 16
+_MAX_SHOWN_BYTES = 128
+"""Longest text of a connector in a log line."""
 
 
 class ProtocolError(Exception):
@@ -43,9 +47,10 @@ class ProtocolError(Exception):
 class _Connection:
     """One connector, from its `Hello` on."""
 
-    def __init__(self, number: int, hello: wire.Hello, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, number: int, facts: EngineFacts, last_session: str, writer: asyncio.StreamWriter) -> None:
         self.number = number
-        self.hello = hello
+        self.facts = facts
+        self.last_session = last_session
         self.writer = writer
         self.replayed_count = 0
         # Pings on their way, by the time they were sent; old ones fall out when a connector answers none.
@@ -72,6 +77,7 @@ class ConnectorServer:
         self._connections: dict[str, _Connection] = {}
         self._sock: socket.socket | None = None
         self._inode = 0
+        self._complaint = ""
 
     def open(self) -> None:
         """Takes the path; connectors that come wait until `run`.
@@ -156,9 +162,12 @@ class ConnectorServer:
         writer.transport.set_write_buffer_limits(high=0)
         try:
             hello = await self._greet(reader, writer)
-            connection = _Connection(next(self._numbers), hello, writer)
+            facts = convert.engine_facts(hello)
+            connection = _Connection(next(self._numbers), facts, hello.last_session, writer)
             await self._attend(connection, reader, hear)
-        except* (OSError, EOFError, ValueError, msgspec.DecodeError, TimeoutError, ProtocolError) as group:
+        except* (ValueError, ProtocolError) as group:
+            self._complain(_causes(group))
+        except* (OSError, EOFError, TimeoutError) as group:
             _log.info("connector connection ended", reason=_causes(group))
         except* Exception as group:  # noqa: BLE001  # one engine's connection must not end the agent
             _log.error("connector connection failed", exc_info=group)
@@ -166,6 +175,12 @@ class ConnectorServer:
             writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+    def _complain(self, problem: str) -> None:
+        # The connector comes back within seconds, and may say the same again.
+        log = _log.debug if problem == self._complaint else _log.warning
+        log("connector broke the protocol, connection ended", problem=problem)
+        self._complaint = problem
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> wire.Hello:
         async with asyncio.timeout(_HELLO_S):
@@ -176,19 +191,19 @@ class ConnectorServer:
             # The connector says the same in the engine's log when it sees our version.
             writer.write(wire.encode(wire.Welcome(protocol=wire.PROTOCOL_VERSION, session=self._session)))
             raise ProtocolError(
-                f"the connector of engine {hello.engine_id} speaks protocol {hello.protocol}, this agent "
-                f"{wire.PROTOCOL_VERSION}: install the same Backhaul version on both sides"
+                f"the connector of engine {clip(hello.engine_id, _MAX_SHOWN_BYTES)} speaks protocol {hello.protocol}, "
+                f"this agent {wire.PROTOCOL_VERSION}: install the same Backhaul version on both sides"
             )
         return hello
 
     async def _attend(self, connection: _Connection, reader: asyncio.StreamReader, hear: ev.Hear) -> None:
-        engine_id = connection.hello.engine_id
+        facts = connection.facts
+        engine_id = facts.engine_id
         older = self._connections.pop(engine_id, None)
         if older is not None:
             older.close()
         self._connections[engine_id] = connection
-        facts = convert.engine_facts(connection.hello)
-        hear(ev.EngineConnected(connection.number, facts, connection.hello.last_session))
+        hear(ev.EngineConnected(connection.number, facts, connection.last_session))
         _log.info("connector connected", engine=engine_id, rank=facts.rank, version=facts.connector_version)
         try:
             connection.write(wire.Welcome(protocol=wire.PROTOCOL_VERSION, session=self._session))
@@ -220,11 +235,12 @@ class ConnectorServer:
                 await asyncio.sleep(0)
 
     def _handle(self, connection: _Connection, message: wire.FromConnector, hear: ev.Hear) -> None:
-        number, engine_id = connection.number, connection.hello.engine_id
+        number, engine_id = connection.number, connection.facts.engine_id
         match message:
             case wire.Hello():
                 raise ProtocolError("hello came twice")
             case wire.Identity():
+                bounds.check_text(message.weights_digest, "weights_digest")
                 hear(ev.WeightsKnown(number, engine_id, message.weights_digest, message.problem))
             case wire.Retained():
                 connection.replayed_count += message.replayed
@@ -238,6 +254,8 @@ class ConnectorServer:
             case wire.Freed():
                 hear(ev.SetsFreed(number, engine_id, message.set_ids))
             case wire.Deadlines():
+                for deadline in message.deadlines.values():
+                    bounds.check_instant(deadline, "deadline")
                 hear(ev.DeadlinesConfirmed(number, engine_id, message.deadlines))
             case wire.Pong():
                 self._hear_pong(connection, message, hear)
@@ -248,12 +266,14 @@ class ConnectorServer:
             block_set = convert.block_set(report)
         except ValueError as error:
             # It expires by itself.
-            _log.warning("reported block set not taken over", set_id=report.set_id[:256], problem=str(error))
+            _log.warning(
+                "reported block set not taken over", set_id=clip(report.set_id, _MAX_SHOWN_BYTES), problem=str(error)
+            )
             return
         hear(
             ev.Reported(
                 connection.number,
-                connection.hello.engine_id,
+                connection.facts.engine_id,
                 block_set,
                 report.deadline,
                 granted=report.claimed,
@@ -264,6 +284,8 @@ class ConnectorServer:
     def _hear_pong(self, connection: _Connection, pong: wire.Pong, hear: ev.Hear) -> None:
         if pong.token not in connection.pings:
             raise ProtocolError("an answer to a ping that was not sent")
+        bounds.check_instant(pong.now, "now")
+        bounds.check_count(pong.dropped_count, "dropped_count", most=2**63 - 1)
         del connection.pings[pong.token]
         now = self._clock.monotonic()
         connection.heard_at = now
@@ -273,7 +295,7 @@ class ConnectorServer:
         hear(
             ev.ClockObserved(
                 connection.number,
-                connection.hello.engine_id,
+                connection.facts.engine_id,
                 sent=pong.token,
                 engine_now=pong.now,
                 received=now,

@@ -7,7 +7,9 @@ import msgspec
 from backhaul.agent.v1 import agent_pb2
 from backhaul.registry.v1 import registry_pb2
 from backhaul_common.durations import duration
+from backhaul_common.texts import clip
 from backhaul_connector import wire
+from backhaul_node_agent.core import bounds
 from backhaul_node_agent.core.block_set import BlockSet, EngineFacts
 from backhaul_node_agent.core.granting import ClaimRequest, Grant
 from backhaul_node_agent.core.life import State
@@ -17,7 +19,6 @@ from backhaul_node_agent.core.owner import HeldSet
 MAX_KEYS = 16
 """Lookup keys under which one set is published at most."""
 _DIGEST_SIZE = 16
-_MAX_SET_ID_BYTES = 256
 # One pointer that the registry refuses would hold up all others of the engine.
 _NAME = re.compile(wire.NAME)
 
@@ -36,7 +37,19 @@ ROLES = {"prefill": registry_pb2.ROLE_PREFILL, "decode": registry_pb2.ROLE_DECOD
 
 
 def engine_facts(hello: wire.Hello) -> EngineFacts:
-    """Takes over what a connector says of its engine."""
+    """Takes over what a connector says of its engine.
+
+    Raises OutOfBoundsError.
+    """
+    bounds.check_text(hello.engine_id, "engine_id", required=True)
+    for field in ("connector_version", "vllm_version", "weights_digest", "side_channel_host"):
+        bounds.check_text(getattr(hello, field), field)
+    bounds.check_count(hello.rank, "rank", most=bounds.MAX_RANK)
+    bounds.check_count(hello.block_size, "block_size", least=1)
+    bounds.check_count(hello.block_count, "block_count")
+    bounds.check_count(hello.tp_size, "tp_size", least=1, most=bounds.MAX_TP_SIZE)
+    bounds.check_count(hello.side_channel_port, "side_channel_port", least=1, most=bounds.MAX_PORT)
+    bounds.check_span(hello.ttl_s, "ttl_s")
     return EngineFacts(
         engine_id=hello.engine_id,
         rank=hello.rank,
@@ -58,13 +71,15 @@ def block_set(report: wire.BlockSetReport) -> BlockSet:
 
     Raises ValueError for one that cannot be managed or published.
     """
-    _check_set_id(report.set_id)
+    bounds.check_request_id(report.set_id, "set_id", most_bytes=bounds.MAX_SET_ID_BYTES)
+    bounds.check_instant(report.deadline, "deadline")
     if not all(map(_NAME.fullmatch, (report.scope, *report.keys))):
         raise ValueError("a scope or key that the registry would refuse")
     if len(report.identity) != _DIGEST_SIZE or len(report.anchors) < _DIGEST_SIZE:
         raise ValueError("identity or anchors of a wrong size")
-    if report.token_count <= 0 or report.stride <= 0 or report.spacing <= 0:
-        raise ValueError("counts must be positive")
+    for field in ("token_count", "stride", "spacing"):
+        bounds.check_count(getattr(report, field), field, least=1)
+    bounds.check_count(report.block_count, "block_count")
     return BlockSet(
         set_id=report.set_id,
         scope=report.scope,
@@ -77,13 +92,6 @@ def block_set(report: wire.BlockSetReport) -> BlockSet:
         spacing=report.spacing,
         anchors=report.anchors,
     )
-
-
-def _check_set_id(set_id: str) -> None:
-    # NIXL notifications are "HB:<id>,<id>" and "<id>:<count>" (nixl/pull_worker.py, `_get_new_notifs`): such an id
-    # would be read as another request's.
-    if not set_id or len(set_id.encode()) > _MAX_SET_ID_BYTES or "," in set_id or set_id.startswith("HB:"):
-        raise ValueError("a set_id that no notification can carry")
 
 
 def pointers(held: BlockSet, *, node_id: str, engine_id: str) -> list[registry_pb2.BlockSetPointer]:
@@ -174,6 +182,16 @@ def node(
         state=_READINESS[record.readiness],
         state_reason=record.reason,
     )
+
+
+def refused_node(node: registry_pb2.Node, problem: str) -> registry_pb2.Node:
+    """Returns the record of a node whose own one the registry refuses: not ready, and why."""
+    bare = registry_pb2.Node()
+    bare.CopyFrom(node)
+    del bare.models[:], bare.engines[:]
+    bare.state = registry_pb2.NODE_STATE_NOT_READY
+    bare.state_reason = clip(f"the registry refuses the node's record: {problem}", bounds.MAX_TEXT_BYTES)
+    return bare
 
 
 def _engine(record: EngineRecord) -> registry_pb2.Engine:

@@ -17,6 +17,8 @@ import zmq.asyncio
 
 from backhaul_common.addresses import join_address
 from backhaul_common.clock import Clock
+from backhaul_common.texts import clip
+from backhaul_node_agent.core import bounds
 from backhaul_node_agent.core.node import ServerFacts, SideChannelFacts
 from backhaul_node_agent.core.progress import Progress, read_figures
 
@@ -80,13 +82,20 @@ class SideChannel:
                 return _reply(parts)
             except TimeoutError:
                 raise SideChannelError("no answer") from None
-            except (zmq.ZMQError, msgspec.DecodeError, IndexError) as error:
+            except zmq.ZMQError as error:
                 raise SideChannelError(str(error)) from error
 
 
 def _reply(parts: list[bytes]) -> HandshakeReply:
-    payload = msgspec.msgpack.decode(parts[0], type=_Payload)
-    metadata = msgspec.msgpack.decode(payload.agent_metadata_bytes, type=_Metadata)
+    try:
+        payload = msgspec.msgpack.decode(parts[0], type=_Payload)
+        metadata = msgspec.msgpack.decode(payload.agent_metadata_bytes, type=_Metadata)
+        bounds.check_text(metadata.engine_id, "engine_id", required=True)
+        bounds.check_text(payload.compatibility_hash, "compatibility_hash")
+        bounds.check_count(metadata.block_size, "block_size")
+        bounds.check_count(metadata.num_blocks, "num_blocks")
+    except (msgspec.DecodeError, RecursionError, IndexError, bounds.OutOfBoundsError) as error:
+        raise SideChannelError(str(error)) from error
     facts = SideChannelFacts(metadata.engine_id, payload.compatibility_hash, metadata.block_size, metadata.num_blocks)
     return HandshakeReply(facts, metadata.agent_metadata)
 
@@ -163,9 +172,10 @@ class EngineProbe:
     async def _details(self, http: aiohttp.ClientSession, known: ServerFacts) -> ServerFacts:
         """Returns the facts with models and version as they are now; what cannot be learnt stays as it was."""
         models = _names(await self._json(http, "/v1/models"))
-        version = await self._json(http, "/version")
-        named = version.get("version") if isinstance(version, dict) else None
-        return replace(known, models=models or known.models, version=named if isinstance(named, str) else known.version)
+        answer = await self._json(http, "/version")
+        named = answer.get("version") if isinstance(answer, dict) else None
+        version = clip(named, bounds.MAX_TEXT_BYTES) if isinstance(named, str) else known.version
+        return replace(known, models=models or known.models, version=version)
 
     async def _json(self, http: aiohttp.ClientSession, path: str) -> object:
         try:
@@ -173,7 +183,7 @@ class EngineProbe:
                 if response.status != 200:
                     return None
                 return msgspec.json.decode(await _body(response))
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, RecursionError) as error:
             _log.debug("engine did not answer", path=path, error=type(error).__name__)
             return None
 

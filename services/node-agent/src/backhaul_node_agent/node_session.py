@@ -11,7 +11,14 @@ import structlog
 from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
 from backhaul_common.clock import Clock
 from backhaul_common.durations import duration, seconds
-from backhaul_common.errors import AbortedError, AlreadyExistsError, BackhaulError, UnavailableError
+from backhaul_common.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    BackhaulError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+from backhaul_node_agent import convert
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.registries import Registries, end_of, exchange, pauses_between_attempts
 
@@ -26,6 +33,9 @@ class NodeSession:
     """Keeps the node joined.
 
     The lease counts from the time of sending the last answered message; the core hears of each answer, and of the loss.
+
+    A record that the registry refuses is replaced by one that says so, until it changes or the stream to the registry
+    breaks: the node stays joined, with what it has granted, and takes no turns.
     """
 
     def __init__(
@@ -39,6 +49,8 @@ class NodeSession:
         self._on_taken = on_taken
         self._node: registry_pb2.Node | None = None
         self._sent_node: registry_pb2.Node | None = None
+        self._refused_node: registry_pb2.Node | None = None
+        self._refusal = ""
         self._changed = asyncio.Event()
         self._leaving = False
         self._left = asyncio.Event()
@@ -81,7 +93,22 @@ class NodeSession:
             if not self._left.is_set():
                 await self._clock.sleep(next(pauses))
 
+    @property
+    def _record(self) -> registry_pb2.Node:
+        """The record to send."""
+        assert self._node is not None
+        return convert.refused_node(self._node, self._refusal) if self._node == self._refused_node else self._node
+
+    def _note_refusal(self, error: BackhaulError) -> None:
+        if not isinstance(error, InvalidArgumentError):
+            self._refused_node = None
+        elif self._sent_node == self._node:
+            _log.error("the registry refuses the node's record", reason=error.reason, error=error.message)
+            self._refused_node, self._refusal = self._node, error.message
+            self._last_failure = error.reason
+
     def _note_failure(self, error: BackhaulError, channel: grpc.aio.Channel, hear: ev.Hear) -> None:
+        self._note_refusal(error)
         if error.reason != self._last_failure:
             _log.warning("node session interrupted", reason=error.reason, error=error.message)
         self._last_failure = error.reason
@@ -117,19 +144,19 @@ class NodeSession:
             call.cancel()
 
     def _next_request(self, sequence: int) -> registry_pb2.JoinNodeRequest:
-        assert self._node is not None
+        record = self._record
         request = registry_pb2.JoinNodeRequest(sequence=sequence)
         self._changed.clear()
         if sequence == 1:
-            self._sent_node = self._node
+            self._sent_node = record
             request.join.CopyFrom(
-                registry_pb2.JoinNodeRequest.Join(node=self._node, ttl=duration(self._ttl_s), lease_id=self._lease_id)
+                registry_pb2.JoinNodeRequest.Join(node=record, ttl=duration(self._ttl_s), lease_id=self._lease_id)
             )
         elif self._leaving:
             request.leave.SetInParent()
-        elif self._node != self._sent_node:
-            self._sent_node = self._node
-            request.update.node.CopyFrom(self._node)
+        elif record != self._sent_node:
+            self._sent_node = record
+            request.update.node.CopyFrom(record)
         else:
             request.keep_alive.SetInParent()
         return request

@@ -12,13 +12,13 @@ from backhaul_common import attributes
 from backhaul_common.errors import BackhaulError, InvalidArgumentError
 from backhaul_node_agent import convert
 from backhaul_node_agent.agent import Agent
+from backhaul_node_agent.core import bounds
 
 _log = structlog.get_logger(__name__)
 
 SERVICE_NAME = agent_pb2.DESCRIPTOR.services_by_name["BlockSetService"].full_name
 
 _MAX_REQUEST_ID_BYTES = 128
-_MAX_HAND_OFF_ID_BYTES = 512
 _MAX_IDS = 1_000
 _DEFAULT_PAGE, _MAX_PAGE = 500, 5_000
 
@@ -71,8 +71,7 @@ class BlockSetServicer(agent_pb2_grpc.BlockSetServiceServicer):
         request: agent_pb2.ReleaseHandOffRequest,
         context: grpc.aio.ServicerContext[agent_pb2.ReleaseHandOffRequest, agent_pb2.ReleaseHandOffResponse],
     ) -> agent_pb2.ReleaseHandOffResponse:
-        if not 0 < len(request.hand_off_id.encode()) <= _MAX_HAND_OFF_ID_BYTES:
-            raise InvalidArgumentError("HAND_OFF_ID", f"hand_off_id must have 1 to {_MAX_HAND_OFF_ID_BYTES} bytes")
+        _check_hand_off_id(request.hand_off_id)
         self._agent.release_hand_off(request.engine_id, request.hand_off_id)
         return agent_pb2.ReleaseHandOffResponse()
 
@@ -113,6 +112,13 @@ class BlockSetServicer(agent_pb2_grpc.BlockSetServiceServicer):
 def _check_request_id(request_id: str) -> None:
     if not 0 < len(request_id.encode()) <= _MAX_REQUEST_ID_BYTES:
         raise InvalidArgumentError("REQUEST_ID", f"request_id must have 1 to {_MAX_REQUEST_ID_BYTES} bytes")
+
+
+def _check_hand_off_id(hand_off_id: str) -> None:
+    try:
+        bounds.check_request_id(hand_off_id, "hand_off_id", most_bytes=bounds.MAX_HAND_OFF_ID_BYTES)
+    except bounds.OutOfBoundsError as error:
+        raise InvalidArgumentError("HAND_OFF_ID", str(error)) from None
 
 
 def _check_ids(count: int) -> None:

@@ -20,6 +20,8 @@ class Engine:
     clock: EngineClock = field(default_factory=EngineClock)
     connection: int | None = None
     """The current connection; None while the connector is away."""
+    away_since: float = 0.0
+    """While the connector is away: agent's clock, since when."""
     missing: set[str] | None = None
     """While a replay runs: known sets that it has not named yet."""
     foreign: bool = True

@@ -1,12 +1,18 @@
 """What the node directory says of this node: computed from what the server, the side channel and the connector say."""
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TypeVar
 from urllib.parse import urlsplit
 
+from backhaul_common.texts import clip
 from backhaul_node_agent.core.block_set import EngineFacts
+from backhaul_node_agent.core.bounds import MAX_ITEMS, MAX_RECORD_BYTES, MAX_TEXT_BYTES
+
+T = TypeVar("T")
 
 NO_CONNECTOR = (
     "the engine runs without Backhaul's connector: start vLLM with the flags that the README gives for engines "
@@ -14,11 +20,12 @@ NO_CONNECTOR = (
 )
 """Shown for an engine that the side channel knows and no connector speaks for."""
 
-MAX_MODELS = 256
-"""Models that a record names at most; more are left out."""
-
-MAX_TEXT_BYTES = 1_024
-"""Longest text in a record."""
+_ROOM_FOR_MODELS = 20 * 1024
+_ROOM_FOR_OTHERS = 4 * 1024
+"""The node's names, addresses and reason."""
+_ITEM_BYTES = 64
+"""What an engine's numbers and the frames of its texts take at most."""
+_FRAME_BYTES = 4
 
 
 class Readiness(Enum):
@@ -76,6 +83,8 @@ class NodeRecord:
     engines: tuple[EngineRecord, ...]
     readiness: Readiness
     reason: str
+    left_out_count: int
+    """Models and engines that have no room in a record."""
 
 
 def node_record(
@@ -100,10 +109,36 @@ def node_record(
         for rank in sorted(known.keys() | side_channels.keys())
     ]
     # A rank's port can be answered by an engine that is known under another rank.
-    distinct = {record.engine_id: record for record in reversed(records)}
+    distinct = list({record.engine_id: record for record in reversed(records)}.values())[::-1]
     readiness, reason = _readiness(server, purging=purging, draining=draining)
-    models = tuple(name for name in server.models if len(name.encode()) <= MAX_TEXT_BYTES)[:MAX_MODELS]
-    return NodeRecord(models, tuple(reversed(distinct.values())), readiness, reason)
+    room = MAX_RECORD_BYTES - _ROOM_FOR_OTHERS
+    shown = _fitting(distinct, _engine_bytes, room - _ROOM_FOR_MODELS)
+    names = [name for name in server.models if len(name.encode()) <= MAX_TEXT_BYTES]
+    models = _fitting(names, _model_bytes, room - sum(map(_engine_bytes, shown)))
+    left_out = len(distinct) - len(shown) + len(server.models) - len(models)
+    return NodeRecord(models, shown, readiness, clip(reason, MAX_TEXT_BYTES), left_out)
+
+
+def _fitting(items: Sequence[T], size_bytes: Callable[[T], int], room: int) -> tuple[T, ...]:
+    """Returns the first items for which there is room."""
+    ends = itertools.accumulate(map(size_bytes, items))
+    return tuple(item for item, end in zip(items[:MAX_ITEMS], ends, strict=False) if end <= room)
+
+
+def _model_bytes(name: str) -> int:
+    return len(name.encode()) + _FRAME_BYTES
+
+
+def _engine_bytes(record: EngineRecord) -> int:
+    texts = (
+        record.engine_id,
+        record.compatibility_hash,
+        record.weights_digest,
+        record.connector_version,
+        record.vllm_version,
+        record.reuse_problem,
+    )
+    return sum(len(text.encode()) for text in texts) + _ITEM_BYTES
 
 
 def _engine_record(
@@ -145,7 +180,7 @@ def _engine_record(
 
 def _reuse_problem(facts: EngineFacts, connected: frozenset[str], advertised_host: str) -> str:
     if facts.problem:
-        return facts.problem.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
+        return clip(facts.problem, MAX_TEXT_BYTES)
     if not facts.weights_digest:
         return "the weights digest is not known yet"
     if facts.engine_id not in connected:

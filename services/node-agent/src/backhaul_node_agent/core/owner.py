@@ -7,6 +7,7 @@ Its rules stand where they are applied: those of one set in `life`, of grants in
 and of the fence in `replay`, of asked-for releases in `releasing`.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -78,7 +79,8 @@ class Owner:
         for engine_id, engine in self._held.engines.items():
             at = self._held.instant(engine, now)
             for set_id, life in engine.lives.items():
-                remaining = max(0.0, life.deadline - at.latest)
+                # A clock that jumped leaves deadlines without an end.
+                remaining = max(0.0, life.deadline - at.latest) if math.isfinite(life.deadline) else 0.0
                 yield HeldSet(SetName(engine_id, set_id), life.block_set, life.state, remaining)
 
     # --- events
@@ -89,7 +91,7 @@ class Owner:
             case ev.EngineConnected():
                 return self._replay.connect(event, now)
             case ev.ConnectorLost():
-                return self._replay.disconnect(event)
+                return self._replay.disconnect(event, now)
             case ev.EngineGone():
                 return self._held.forget(event.engine_id)
             case ev.LeaseHeld():
@@ -167,7 +169,7 @@ class Owner:
 
     def _tick(self, now: float) -> list[ev.Effect]:
         self._held.claims.expire(now)
-        effects: list[ev.Effect] = []
+        effects = self._replay.forget_away(now)
         for engine in self._held.engines.values():
             for life in list(engine.lives.values()):
                 lifted = life.state is State.FENCED and self._replay.fence_over(engine, now)

@@ -8,10 +8,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# vLLM, v1/metrics/loggers.py: each has the labels model_name and engine, the data-parallel rank.
+# vLLM, v1/metrics/loggers.py: each has the labels model_name and engine, the data-parallel rank. Labels are short, of
+# one line: the time that reading takes must grow with the length alone, whatever a server shows.
 _SAMPLE = re.compile(
     r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|prompt_tokens_total"
-    r'|generation_tokens_total)\{[^}]*engine="(\d+)"[^}]*\} (\d+(?:\.\d+)?(?:e[+-]?\d+)?)$',
+    r'|generation_tokens_total)\{[^}\n]{0,1024}?engine="(\d{1,5})"[^}\n]{0,1024}\} '
+    r"(\d{1,32}(?:\.\d{1,32})?(?:e[+-]?\d{1,4})?)$",
     re.MULTILINE,
 )
 

@@ -7,6 +7,10 @@ every claim that the other agent can have made has lapsed, counted from the late
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core import life as lf
 from backhaul_node_agent.core.holdings import Engine, Holdings
+from backhaul_node_agent.core.life import State
+
+AWAY_S = 60.0
+"""How long an engine whose connector is away is remembered at the least; connectors come back within seconds."""
 
 
 class Replay:
@@ -33,12 +37,26 @@ class Replay:
             engine.fenced_from = now
         return effects
 
-    def disconnect(self, event: ev.ConnectorLost) -> list[ev.Effect]:
+    def disconnect(self, event: ev.ConnectorLost, now: float) -> list[ev.Effect]:
         """Ends a connection, unless a newer one has begun."""
         engine = self._held.engines.get(event.engine_id)
         if engine is not None and engine.connection == event.connection:
-            engine.connection = None
+            engine.connection, engine.away_since = None, now
         return []
+
+    def forget_away(self, now: float) -> list[ev.Effect]:
+        """Ends engines whose connector does not come back, once nothing that they may still hold can be read.
+
+        Should such an engine come back all the same, it is met as one that another agent was connected to.
+        """
+        gone = [engine for engine in self._held.engines.values() if self._left_for_good(engine, now)]
+        return [effect for engine in gone for effect in self._held.forget(engine.facts.engine_id)]
+
+    def _left_for_good(self, engine: Engine, now: float) -> bool:
+        if engine.connection is not None or now < engine.away_since + AWAY_S:
+            return False
+        earliest = self._held.instant(engine, now).earliest
+        return all(life.state is State.RELEASING and earliest >= life.deadline for life in engine.lives.values())
 
     def report(self, engine: Engine, event: ev.Reported, now: float) -> list[ev.Effect]:
         """Takes a set in, or what is said of one that is known."""
