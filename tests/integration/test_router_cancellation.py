@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
+from aiohttp import web
 
 from backhaul.registry.v1 import registry_pb2
 from backhaul.router.v1 import router_pb2, router_pb2_grpc
 from backhaul_common.grpc_client import open_channel
+from backhaul_router import late_replies
 from tests.fakes.engine import FakeEngine, Leg, hang
 from tests.fakes.eventually import eventually
 from tests.fakes.router_stack import CHAT, RouterStack, chat_body, router_stack
@@ -162,3 +164,25 @@ async def test_a_storm_of_aborts_at_decode_leaves_nothing_running_and_nothing_wa
         other.chunk_gate = None
         assert {(await stack.chat("hi", stream=True)).status for _ in range(5)} == {200}
         await stack.decode.start()
+
+
+@pytest.mark.parametrize("face", [http, grpc])
+async def test_a_hand_off_whose_client_left_just_before_it_was_told_is_freed(
+    scene: Scene, face: Callable[[Scene, bool], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prefill engine has finished: it does not notice that nobody reads its answer."""
+    monkeypatch.setattr(late_replies, "READ_ON_S", 3.0)
+    stack, noticed = scene.stack, asyncio.Event()
+
+    async def answer_late(request: web.Request, leg: Leg) -> None:
+        await noticed.wait()
+
+    stack.prefill.then(answer_late)
+    asking = asyncio.ensure_future(face(scene, False))
+    await eventually(lambda: bool(stack.prefill.legs))
+    asking.cancel()
+    await asyncio.wait([asking])
+    await eventually(lambda: stack.router.admission.turn_count == 0)
+    noticed.set()
+    await eventually(lambda: len(stack.owner.released) == 1)
+    assert stack.owner.released == [(stack.prefill.engine_id, one) for one in stack.prefill.handed_off]

@@ -17,7 +17,7 @@ from backhaul.router.v1 import router_pb2, router_pb2_grpc
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_router import engine_client
 from backhaul_router.http_protocol import ApiServer, ClientLimits
-from tests.fakes.engine import FakeEngine, Leg, Step, bare_500, event_of, refuse, reset
+from tests.fakes.engine import FakeEngine, Leg, Step, answer, bare_500, event_of, raw_stream, refuse, reset
 from tests.fakes.eventually import eventually
 from tests.fakes.router_stack import CHAT, RouterStack, chat_body, router_stack
 from tests.integration.test_router_turns import label_key
@@ -81,7 +81,7 @@ async def test_many_streams_twice_with_cancels_between_and_no_connection_is_left
 
 async def test_a_gateways_idle_connection_is_kept_for_longer_than_the_gateway_does() -> None:
     """An hour is what common gateways wait at most before they close it themselves."""
-    limits = ClientLimits(body_bytes=1, receive_s=1, send_s=1, connections=1)
+    limits = ClientLimits(body_bytes=1, receive_s=1, send_s=1, connections=1, goodbyes=1)
     connection = ApiServer(_refuse_all, limits=limits)()
     assert connection.keepalive_timeout > 3600
 
@@ -387,3 +387,86 @@ async def test_broken_chunks_are_no_fault_of_the_router(stack: RouterStack, capl
     reply = await _sent(stack, _head(CHAT, "transfer-encoding: chunked"), b"zz\r\nabc\r\n")
     assert reply.split()[1] == b"400"
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+# Answers that are no HTTP, not whole, or too large
+
+
+def _status(line: bytes) -> bytes:
+    return b"HTTP/1.1 " + line + b"\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(_status(b"999 X"), id="999"),
+        pytest.param(_status(b"600 X"), id="600"),
+        pytest.param(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", id="101"),
+        pytest.param(b"HTTP/1.1 204 No Content\r\n\r\n", id="204"),
+        pytest.param(_whole(b'{"id":"x","choi', connection="close"), id="half a document"),
+        pytest.param(_whole(b'["id"]', content_length="6"), id="no object"),
+    ],
+)
+async def test_what_is_no_answer_is_an_engines_fault(stack: RouterStack, sent: bytes) -> None:
+    stack.decode.then(_raw(sent), _raw(sent))
+    got = await stack.chat("hi")
+    assert (got.status, json.loads(got.body)["error"]["code"]) == (502, "engine_failed")
+
+
+async def test_kinds_of_content_are_the_same_in_capitals(stack: RouterStack) -> None:
+    begun = b"HTTP/1.1 200 OK\r\ncontent-type: Text/Event-Stream; charset=utf-8\r\n\r\n" + event_of("Hel")
+    stack.decode.then(_raw_and_wait(begun))
+    async with stack.client.post(f"{stack.url}{CHAT}", json=chat_body("hi", stream=True)) as response:
+        assert await asyncio.wait_for(response.content.readuntil(b"\n\n"), 5) == event_of("Hel")
+
+
+def _raw_and_wait(sent: bytes) -> Step:
+    async def step(request: web.Request, leg: Leg) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.write(sent)
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    return step
+
+
+async def test_a_whole_answer_is_read_up_to_a_limit() -> None:
+    async with router_stack(answer_limit=100_000) as stack:
+        stack.decode.then(answer({"text": "x" * 99_000}), answer({"text": "x" * 100_000}))
+        assert (await stack.chat("hi")).status == 200
+        got = await stack.chat("hi")
+        error = json.loads(got.body)["error"]
+        assert (got.status, error["code"]) == (502, "answer_too_large")
+        assert "larger than 100000 bytes" in error["message"]
+        assert len(stack.decode.legs) == 2
+        stack.prefill.then(answer({"text": "x" * 100_000}))
+        assert (await stack.chat("hi")).status == 502
+        stack.decode.then(raw_stream(stack.decode, [event_of("x" * 60_000)] * 3))
+        assert (await stack.chat("hi", stream=True)).body.endswith(b"[DONE]\n\n")
+
+
+# Streams
+
+
+@pytest.mark.parametrize("last", [b"", b"data: [DO", b'data: {"choices": [{"del', b'data: {"choices": []}\n\n'])
+async def test_a_stream_that_ends_without_saying_so_is_broken(stack: RouterStack, last: bytes) -> None:
+    for _ in range(2):
+        stack.decode.then(raw_stream(stack.decode, [event_of("Hel"), last], done=False))
+    got = await stack.chat("hi", stream=True)
+    assert got.body.startswith(event_of("Hel"))
+    events = got.body.split(b"\n\n")
+    assert json.loads(events[-2].removeprefix(b"data: "))["error"]["code"] == "engine_failed"
+    async with open_channel(f"127.0.0.1:{stack.router.grpc_port}") as channel:
+        request = router_pb2.ChatCompletionsRequest(body=json.dumps(chat_body("hi", stream=True)).encode())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            _ = [step async for step in router_pb2_grpc.InferenceServiceStub(channel).ChatCompletions(request)]
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+
+
+async def test_no_event_carries_handles(stack: RouterStack) -> None:
+    params = b'"kv_transfer_params": {"remote_host": "10.0.0.9"}, '
+    event = event_of("Hel").replace(b'"choices"', params + b'"choices"')
+    stack.decode.then(raw_stream(stack.decode, [event[:70], event[70:]]))
+    got = await stack.chat("hi", stream=True)
+    assert b"10.0.0.9" not in got.body
+    assert json.loads(got.body.split(b"\n\n")[0].removeprefix(b"data: ")) == json.loads(event_of("Hel")[6:])

@@ -168,7 +168,17 @@ class FakeEngines:
         self.tokens: list[int] | Failure = Failure.TIMEOUT
         self.open_decodes = 0
 
-    async def prefill(self, url: str, body: bytes, headers: Mapping[str, str], *, warm: bool, again: bool) -> Reply:
+    async def prefill(
+        self,
+        url: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        warm: bool,
+        again: bool,
+        late: Callable[[Reply], None],
+    ) -> Reply:
+        self.late = late
         self.prefills.append(Sent(_node_of(url), json.loads(body), headers, warm, again))
         step = self.prefill_steps.pop(0) if self.prefill_steps else warm_hand_off() if warm else hand_off()
         if isinstance(step, Failure):

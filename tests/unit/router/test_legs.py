@@ -9,6 +9,7 @@ import pytest
 from backhaul_connector.wire import TurnLabel
 from backhaul_router.core.body import TurnBody
 from backhaul_router.core.legs import (
+    CleanLines,
     decode_body,
     hand_off,
     prefill_body,
@@ -259,3 +260,48 @@ def test_token_ids_need_no_tokenizing() -> None:
     assert prompt_tokens_in(completion([1, 2])) == [1, 2]
     assert prompt_tokens_in(completion("a")) is None
     assert prompt_tokens_in(chat()) is None
+
+
+PARAMS = b'"kv_transfer_params":{"remote_host":"10.0.0.9","remote_block_ids":[[1]]}'
+
+
+@pytest.mark.parametrize("size", [1, 7, 30, 1000])
+def test_an_event_is_passed_on_without_handles(size: int) -> None:
+    stream = (
+        b'data: {"a":1,' + PARAMS + b',"b":2}\r\n\r\ndata: {"content":"kv_transfer_params\\": 5"}\n\ndata: [DONE]\n\n'
+    )
+    lines = CleanLines()
+    pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
+    passed = b"".join(map(lines.feed, pieces)) + lines.rest()
+    assert passed == stream.replace(PARAMS + b",", b"")
+    assert lines.done
+
+
+@pytest.mark.parametrize("before", [b'data: {"choices":[{', b'data: {"long":"' + b"x" * 100_000 + b'",', b"data: {{"])
+def test_handles_that_cannot_be_taken_out_are_not_passed_on(before: bytes) -> None:
+    lines = CleanLines()
+    stream = before + PARAMS + b"}]}\n\n"
+    pieces = [stream[start : start + 90] for start in range(0, len(stream), 90)]
+    passed: list[bytes] = []
+    with pytest.raises(ValueError, match="cannot be taken out"):
+        passed.extend(map(lines.feed, pieces))
+    assert b"10.0.0.9" not in b"".join(passed)
+
+
+@pytest.mark.parametrize(
+    ("stream", "done"),
+    [
+        (b"data: {}\n\ndata: [DONE]\n\n", True),
+        (b"data: {}\r\n\r\ndata: [DONE]\r\n\r\n", True),
+        (b"data:[DONE]", True),
+        (b"data: {}\n\ndata: [DO", False),
+        (b"data: {}\n\n", False),
+        (b'data: {"text":"data: [DONE]\n\n', False),
+        (b"", False),
+    ],
+)
+def test_a_stream_is_over_when_it_says_so(stream: bytes, done: bool) -> None:
+    lines = CleanLines()
+    lines.feed(stream)
+    lines.rest()
+    assert lines.done == done

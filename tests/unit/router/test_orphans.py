@@ -76,7 +76,7 @@ async def test_only_an_engine_that_is_merely_late_gets_more_looks(looks: list[Fa
 async def test_an_engine_that_is_merely_late_is_told_from_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_client, "_HEALTH_TIMEOUT_S", 0.2)
     limits = engine_client.EngineTimeouts(connect_s=0.05, prefill_s=1, warm_prefill_s=1, first_byte_s=1, idle_s=1)
-    async with engine_client.EngineClient(timeouts=limits) as engines:
+    async with engine_client.EngineClient(timeouts=limits, answer_bytes=1024, late_limit=1) as engines:
         async with FakeVllmHttp() as http:
             url = f"{http.url}/health"
             assert await engines.health_failure(url) is None

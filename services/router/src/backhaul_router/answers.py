@@ -4,9 +4,11 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from backhaul_router.core.body import TurnBody
+from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.fresh import FreshKeys
-from backhaul_router.core.legs import without_params
+from backhaul_router.core.legs import CleanLines, without_params
+from backhaul_router.core.sse import is_events
 from backhaul_router.core.turn import Outcome
 from backhaul_router.core.usage import PromptUsage, UsageLines, with_prompt
 from backhaul_router.ports import Answer, Stream
@@ -14,7 +16,7 @@ from backhaul_router.ports import Answer, Stream
 
 async def whole_of(stream: Stream) -> bytes | None:
     """Returns a whole answer, None for a stream of events. Raises EngineError when the engine stops before the end."""
-    if stream.status == 200 and stream.headers.get("content-type", "").startswith("text/event-stream"):
+    if stream.status == 200 and is_events(stream.headers):
         return None
     return await stream.read()
 
@@ -32,8 +34,8 @@ def answer_to(
         outcome.result = "refused" if status < 500 else "failed"
     headers = {**_passed_on(stream.headers), **outcome.headers}
     if body is None:
-        counted = prompt is not None and (request.fields.get("stream_options") or {}).get("include_usage")
-        return Answer(status, headers, outcome, None, Counted(stream, prompt) if counted and prompt else stream)
+        counted = (request.fields.get("stream_options") or {}).get("include_usage")
+        return Answer(status, headers, outcome, None, Checked(stream, prompt if counted else None))
     try:
         body = without_params(body)
     except ValueError as error:
@@ -41,34 +43,46 @@ def answer_to(
     return Answer(status, headers, outcome, with_prompt(body, prompt) if prompt else body, None)
 
 
-class Counted:
-    """A stream whose token counts speak of the prompt as the prefill engine does."""
+class Checked:
+    """A stream as the client gets it: without handles, counting the prompt as the prefill engine does, and whole.
 
-    def __init__(self, stream: Stream, prompt: PromptUsage) -> None:
+    An engine's stream that ends without saying so is broken: a connection that closes looks like an end.
+    """
+
+    def __init__(self, stream: Stream, prompt: PromptUsage | None) -> None:
         self._stream = stream
-        self._lines = UsageLines(prompt)
+        self._lines = CleanLines()
+        self._usage = UsageLines(prompt) if prompt else None
         self.status = stream.status
         self.headers = stream.headers
-
-    @property
-    def complete(self) -> bool:
+        self.complete = False
         """Whether the whole body has been yielded."""
-        return self._stream.complete
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yields the body as it comes. Raises EngineError."""
         async with aclosing(self._stream.chunks()) as chunks:
             async for chunk in chunks:
-                passed = self._lines.feed(chunk)
-                if passed:
+                if passed := self._passed(chunk):
                     yield passed
-        rest = self._lines.rest()
+        rest = self._passed(None)
+        if not self._lines.done:
+            raise EngineError(Failure.DISCONNECTED)
         if rest:
             yield rest
+        self.complete = True
 
     async def read(self) -> bytes:
         """Returns the body. Raises EngineError."""
         return b"".join([chunk async for chunk in self.chunks()])
+
+    def _passed(self, chunk: bytes | None) -> bytes:
+        try:
+            lines = self._lines.rest() if chunk is None else self._lines.feed(chunk)
+        except ValueError as error:
+            raise EngineError(Failure.FAULT) from error
+        if self._usage is None:
+            return lines
+        return self._usage.feed(lines) + (self._usage.rest() if chunk is None else b"")
 
 
 class Labelled:

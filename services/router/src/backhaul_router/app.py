@@ -54,11 +54,27 @@ class Running:
 
 async def serve(config: Config, stopping: asyncio.Event) -> None:
     """Runs the router until ``stopping`` is set, then lets clients go elsewhere and finishes running turns."""
-    allow_open_files(config.open_files)
+    config = _affordable(config)
     async with running(config) as router:
         settings = config.model_dump(mode="json")
         _log.info("router started", http_port=router.http_port, grpc_port=router.grpc_port, settings=settings)
         await stopping.wait()
+
+
+def _affordable(config: Config) -> Config:
+    """Returns what the limit on open files allows of a configuration, and says when that is less than all."""
+    allowed = allow_open_files(config.open_files)
+    affordable = config.within(allowed)
+    if affordable is not config:
+        _log.warning(
+            "limit on open files too low, taking fewer connections and turns",
+            allowed=allowed,
+            needed=config.open_files,
+            max_connections=affordable.max_connections,
+            max_turns=affordable.max_turns,
+            what_to_do="raise it (LimitNOFILE=, ulimit -Hn), or lower max_turns and max_connections",
+        )
+    return affordable
 
 
 @asynccontextmanager
@@ -75,7 +91,9 @@ async def running(config: Config) -> AsyncIterator[Running]:
     async with (
         RegistryClient(config.registry, table=table, clock=clock, on_change=changed.set) as registry,
         OwnerClient(clock=clock) as owner,
-        EngineClient(timeouts=_timeouts(config)) as engines,
+        EngineClient(
+            timeouts=_timeouts(config), answer_bytes=int(config.answer_limit), late_limit=config.max_turns
+        ) as engines,
     ):
         lookups = Lookups(
             registry=registry,
@@ -193,6 +211,7 @@ def _client_limits(config: Config) -> ClientLimits:
         receive_s=config.receive_timeout_s,
         send_s=config.send_timeout_s,
         connections=config.max_connections,
+        goodbyes=config.goodbyes,
     )
 
 

@@ -6,10 +6,10 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 
 from backhaul_router.answers import whole_of
 from backhaul_router.core import misses
-from backhaul_router.core.claims import KeptBlocks
+from backhaul_router.core.claims import Grant, KeptBlocks
 from backhaul_router.core.engines import NOT_READ, RETRYABLE, EngineError, Failure, failure_in
 from backhaul_router.core.errors import ApiError, engine_answer
-from backhaul_router.core.legs import HandOff, decode_body, hand_off, prefill_body
+from backhaul_router.core.legs import HandOff, decode_body, hand_off, is_object, prefill_body
 from backhaul_router.core.nodes import Node, NodeTable, Role
 from backhaul_router.core.opening import failed_whole
 from backhaul_router.core.picking import Load, Pair, others, pick_decode, pick_pair
@@ -71,10 +71,12 @@ class Attempts:
             self._owner.give_back(turn.unused.claim)
             turn.unused = None
         if turn.untold is not None:
-            node, hand = turn.untold
-            if hand.name is not None:
-                self._owner.release(KeptBlocks(node.agent_address, *hand.name))
+            self._release(*turn.untold)
             turn.untold = None
+
+    def _release(self, node: Node, hand: HandOff) -> None:
+        if hand.name is not None:
+            self._owner.release(KeptBlocks(node.agent_address, *hand.name))
 
     # Prefill
 
@@ -119,6 +121,7 @@ class Attempts:
                         self._headers(turn, headers),
                         warm=handle is not None,
                         again=bool(turn.tried),
+                        late=lambda reply: self._too_late(node, grant, hand_off(reply.body)),
                     )
             except EngineError as error:
                 if error.failure is Failure.REFUSED:
@@ -132,6 +135,12 @@ class Attempts:
             if reply.status >= 400:
                 raise engine_answer(reply.status, reply.body, reply.headers)
             return hand
+
+    def _too_late(self, node: Node, grant: Grant | None, hand: HandOff) -> None:
+        """Takes a reply that nobody waits for any more: nothing may be kept for it."""
+        self._release(node, hand)
+        if grant is not None and hand.verdict is not None and not hand.verdict.spent:
+            self._owner.give_back(grant.claim)
 
     def _repeat_prefill(self, turn: Turn, node: Node, failure: Failure) -> bool:
         """Notes a failed prefill leg. Tells whether it may be repeated, cold."""
@@ -191,8 +200,11 @@ class Attempts:
                 )
             )
             whole = await whole_of(stream)
-        if stream.status == 200 and whole is not None and failed_whole(whole):
-            raise EngineError(Failure.ABANDONED)
+        if stream.status < 300 and whole is not None:
+            if not is_object(whole):
+                raise EngineError(Failure.FAULT)
+            if failed_whole(whole):
+                raise EngineError(Failure.ABANDONED)
         return Delivery(node, stream, whole, handed.usage)
 
     def _source_there(self, handed: HandedOver) -> AbstractAsyncContextManager[None]:

@@ -6,9 +6,15 @@ from pydantic import ByteSize, Field, model_validator
 
 from backhaul_common.addresses import Address, Addresses
 from backhaul_common.config import ServiceConfig, Texts
+from backhaul_common.errors import InvalidArgumentError
 
 _SPARE_FILES = 1024
 """For gRPC's connections, to clients, registries and agents, and for model lists."""
+_LEAST_SPARE_FILES = 40
+"""The same for a router that may open few: it has 20 before anybody connects, and says goodbye to a few."""
+
+_LEAST_GOODBYES = 16
+_CONNECTIONS_PER_GOODBYE = 4
 
 
 class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
@@ -34,6 +40,8 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     """turns at once; what comes on top is refused with 429"""
     max_held: ByteSize = Field(default=ByteSize(256 * 1024 * 1024), gt=0)
     """request bodies of all running turns together; what comes on top is refused with 429"""
+    answer_limit: ByteSize = Field(default=ByteSize(64 * 1024 * 1024), gt=0)
+    """largest answer of an engine that is not a stream; a larger one is a 502"""
     max_connections: int = Field(default=4096, gt=0)
     """open HTTP connections; beyond it the oldest idle one makes room, or the new one is refused with 429"""
     receive_timeout_s: float = Field(default=60.0, gt=0)
@@ -73,4 +81,27 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     @property
     def open_files(self) -> int:
         """Sockets that a router at its limits has open, with some to spare."""
-        return self.max_connections + 2 * self.max_turns + _SPARE_FILES
+        return self._counted_files + _SPARE_FILES
+
+    @property
+    def goodbyes(self) -> int:
+        """Connections that may stay open for a moment after they were refused."""
+        return max(_LEAST_GOODBYES, self.max_connections // _CONNECTIONS_PER_GOODBYE)
+
+    @property
+    def _counted_files(self) -> int:
+        # To engines a turn has one connection that it uses, one that is kept for the next, and one that is left.
+        return self.max_connections + self.max_connections // _CONNECTIONS_PER_GOODBYE + 3 * self.max_turns
+
+    def within(self, files: int) -> "Config":
+        """Returns the configuration with no more connections and turns than ``files`` open files allow.
+
+        Raises InvalidArgumentError when they allow hardly any.
+        """
+        if files >= self.open_files:
+            return self
+        share = (files - max(_LEAST_SPARE_FILES, files // 4)) / self._counted_files
+        connections, turns = int(self.max_connections * share), int(self.max_turns * share)
+        if connections < 1 or turns < 1:
+            raise InvalidArgumentError("TOO_FEW_OPEN_FILES", f"{files} open files are allowed: raise the limit")
+        return self.model_copy(update={"max_connections": connections, "max_turns": turns})

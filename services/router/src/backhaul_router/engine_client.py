@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import io
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
@@ -13,8 +13,10 @@ import aiohttp
 import msgspec
 
 from backhaul_router.core.engines import EngineError, Failure, Reply
-from backhaul_router.core.errors import engine_answer
+from backhaul_router.core.errors import engine_answer, too_large
 from backhaul_router.core.opening import Opening, opening_of
+from backhaul_router.core.sse import is_events
+from backhaul_router.late_replies import LateReplies
 
 KEEP_ALIVE_S = 4.0
 """Idle connections are closed before the engine does it: vLLM's server waits 5 s (`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`)."""
@@ -43,10 +45,11 @@ class EngineTimeouts:
 class EngineStream:
     """An answer of which the first piece has arrived."""
 
-    def __init__(self, response: aiohttp.ClientResponse, first: bytes, idle_s: float) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, first: bytes, idle_s: float, answer_bytes: int) -> None:
         self._response = response
         self._first = first
         self._idle_s = idle_s
+        self._answer_bytes = answer_bytes
         self.complete = False
         """Whether the whole body has been yielded."""
 
@@ -76,8 +79,15 @@ class EngineStream:
         self.complete = True
 
     async def read(self) -> bytes:
-        """Returns the whole body. Raises EngineError when it stops before the end."""
-        return b"".join([chunk async for chunk in self.chunks()])
+        """Returns the whole body. Raises EngineError when it stops before the end, ApiError when it is too large."""
+        pieces, byte_count = [], 0
+        async with aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                byte_count += len(chunk)
+                if byte_count > self._answer_bytes:
+                    raise too_large(self._answer_bytes)
+                pieces.append(chunk)
+        return b"".join(pieces)
 
 
 class EngineClient:
@@ -86,8 +96,11 @@ class EngineClient:
     Enter it inside the event loop that uses it.
     """
 
-    def __init__(self, *, timeouts: EngineTimeouts) -> None:
+    def __init__(self, *, timeouts: EngineTimeouts, answer_bytes: int, late_limit: int) -> None:
+        """``answer_bytes`` bounds answers that are read whole, ``late_limit`` prefill legs that nobody waits for."""
         self._timeouts = timeouts
+        self._answer_bytes = answer_bytes
+        self._late = LateReplies(late_limit)
         self._session: aiohttp.ClientSession | None = None
         self._unpooled: aiohttp.ClientSession | None = None
         """Opens a connection for each request: one that is kept may be as dead as the one that just broke."""
@@ -111,14 +124,27 @@ class EngineClient:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        await self._late.__aexit__(None, None, None)
         for session in (self._session, self._unpooled):
             if session is not None:
                 await session.close()
 
-    async def prefill(self, url: str, body: bytes, headers: Mapping[str, str], *, warm: bool, again: bool) -> Reply:
-        """Runs a prefill leg, ``again`` on a new connection. Cancelling closes it. Raises EngineError."""
+    async def prefill(
+        self,
+        url: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        warm: bool,
+        again: bool,
+        late: Callable[[Reply], None],
+    ) -> Reply:
+        """Runs a prefill leg, ``again`` on a new connection. Raises EngineError.
+
+        Cancelling closes the connection a moment later; ``late`` is called with a reply that comes until then.
+        """
         limit = self._timeouts.warm_prefill_s if warm else self._timeouts.prefill_s
-        return await self._whole("POST", url, body, headers, limit, pooled=not again)
+        return await self._late.reply(self._whole("POST", url, body, headers, limit, pooled=not again), late)
 
     async def tokenize(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> list[int]:
         """Returns the token ids of a prompt. Raises EngineError; an empty list means that the engine refused."""
@@ -173,14 +199,14 @@ class EngineClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _failed(error) from error
         try:
-            if response.status < 200 or 300 <= response.status < 400:
-                # Nobody follows a redirection, least of all the client.
+            if not (200 <= response.status < 300 or 400 <= response.status < 600):
+                # Nobody follows a redirection, least of all the client; other numbers are no HTTP.
                 raise EngineError(Failure.FAULT)
             try:
                 first = await _opening(response)
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise _failed(error) from error
-            yield EngineStream(response, first, self._timeouts.idle_s)
+            yield EngineStream(response, first, self._timeouts.idle_s, self._answer_bytes)
         finally:
             # A connection goes back to the pool only when nothing is left on it.
             if response.content.at_eof():
@@ -205,9 +231,17 @@ class EngineClient:
                     method, url, data=_pieces(body), headers=headers, allow_redirects=False
                 ) as response,
             ):
-                return Reply(response.status, response.headers, await response.read())
+                return Reply(response.status, response.headers, await self._bounded(response))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _failed(error) from error
+
+    async def _bounded(self, response: aiohttp.ClientResponse) -> bytes:
+        body = bytearray()
+        async for piece in response.content.iter_any():
+            body += piece
+            if len(body) > self._answer_bytes:
+                raise EngineError(Failure.FAULT)
+        return bytes(body)
 
     def _open(self, *, pooled: bool) -> aiohttp.ClientSession:
         session = self._session if pooled else self._unpooled
@@ -226,7 +260,7 @@ class _Models(msgspec.Struct):
 async def _opening(response: aiohttp.ClientResponse) -> bytes:
     """Returns the first bytes of an answer. Raises EngineError (ABANDONED), and what aiohttp does."""
     first = await response.content.readany()
-    if response.status != 200 or response.content_type != "text/event-stream":
+    if response.status != 200 or not is_events(response.headers):
         return first
     shown = opening_of(first)
     with contextlib.suppress(TimeoutError):

@@ -27,6 +27,8 @@ class ClientLimits:
     """Time in which a client has to take what waits for it (some 50 KiB)."""
     connections: int
     """Open connections of all clients together."""
+    goodbyes: int
+    """Those that were refused and stay open for a moment; the oldest of more closes at once."""
 
 
 class Phase(Enum):
@@ -226,7 +228,7 @@ class ApiServer(web.Server):
         )
         self._limits = limits
         self._own_loop = asyncio.get_running_loop()
-        self._goodbyes: set[asyncio.Transport] = set()
+        self._goodbyes: dict[asyncio.Transport, None] = {}
         self._drops = metrics.get_meter("backhaul_router").create_counter(
             "backhaul.router.dropped_connections", description="Connections ended by a limit"
         )
@@ -256,11 +258,13 @@ class ApiServer(web.Server):
         transport.write((head + rest).encode() + error.body)
         if transport.can_write_eof():
             transport.write_eof()
-        self._goodbyes.add(transport)
+        if len(self._goodbyes) >= self._limits.goodbyes:
+            self._part(next(iter(self._goodbyes), transport))
+        self._goodbyes[transport] = None
         self._own_loop.call_later(_GOODBYE_S, self._part, transport)
 
     def _part(self, transport: asyncio.Transport) -> None:
-        self._goodbyes.discard(transport)
+        self._goodbyes.pop(transport, None)
         transport.abort()
 
     def end_goodbyes(self) -> None:

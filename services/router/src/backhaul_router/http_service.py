@@ -1,7 +1,9 @@
 """The OpenAI HTTP API."""
 
 import asyncio
+import os
 import re
+import socket
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -29,6 +31,8 @@ from backhaul_router.turns import Turns
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted."""
+_ACCEPTS = 16
+"""Connections accepted at once. Out of files, asyncio fails, and logs it, so often a second (selector_events.py)."""
 _END_S = 0.1
 """Given to connections for their last bytes, seconds; aiohttp takes 0 for no limit."""
 
@@ -76,9 +80,13 @@ class HttpService:
         host, port = split_address(self._address)
         self._api = ApiServer(self._handle, limits=self._limits)
         try:
-            self._listener = await asyncio.get_running_loop().create_server(self._api, host, port, backlog=_BACKLOG)
+            self._listener = await asyncio.get_running_loop().create_server(self._api, host, port, backlog=_ACCEPTS)
         except OSError as error:
             raise UnavailableError("ADDRESS_UNAVAILABLE", f"cannot listen on {self._address}: {error}") from error
+        for listening in self._listener.sockets:
+            # asyncio has one number for both.
+            with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                same.listen(_BACKLOG)
         self.port = self._listener.sockets[0].getsockname()[1]
         return self
 

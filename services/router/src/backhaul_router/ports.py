@@ -38,8 +38,20 @@ class Stream(Protocol):
 class Engines(Protocol):
     """The engines' HTTP servers."""
 
-    async def prefill(self, url: str, body: bytes, headers: Mapping[str, str], *, warm: bool, again: bool) -> Reply:
-        """Sent once, ``again`` on a new connection. Raises EngineError."""
+    async def prefill(
+        self,
+        url: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        warm: bool,
+        again: bool,
+        late: Callable[[Reply], None],
+    ) -> Reply:
+        """Sent once, ``again`` on a new connection. Raises EngineError.
+
+        Cancelling ends it soon; ``late`` is called with a reply that comes nevertheless.
+        """
         ...
 
     def decode(

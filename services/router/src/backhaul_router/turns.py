@@ -93,7 +93,8 @@ class Turns:
                     outcome.ttft_s = trace.elapsed_s
                     answer = answer_to(turn.body, outcome, delivery.stream, delivery.body, delivery.usage)
                     retained = outcome.handed_off and delivery.node.reuse and answer.status == 200
-                    with Labelled(self._fresh, turn.scope, turn.keys.own if retained else "", outcome, delivery.stream):
+                    stream, own = answer.stream or delivery.stream, turn.keys.own if retained else ""
+                    with Labelled(self._fresh, turn.scope, own, outcome, stream):
                         try:
                             yield answer
                         except EngineError as error:

@@ -69,6 +69,12 @@ def invalid(message: str, *, param: str | None = None) -> ApiError:
     return ApiError(400, message, param=param)
 
 
+def too_large(limit: int) -> ApiError:
+    """Returns a 502 about an engine's whole answer of more than ``limit`` bytes."""
+    message = f"the answer is larger than {limit} bytes, which is this router's limit for whole ones: stream it"
+    return ApiError(502, message, code="answer_too_large")
+
+
 def engine_answer(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
     """Returns an engine's error answer as the client's: same status, message, type, param and code.
 

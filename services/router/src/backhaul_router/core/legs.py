@@ -1,5 +1,6 @@
 """Shapes of the two legs: what each engine is sent, and what becomes of its reply."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -8,6 +9,7 @@ import msgspec
 
 from backhaul_connector.wire import PARAMS_KEY, TurnLabel, Verdict
 from backhaul_router.core.body import Endpoint, TurnBody
+from backhaul_router.core.sse import WholeLines
 from backhaul_router.core.usage import PromptUsage
 
 Params = Mapping[str, msgspec.Raw]
@@ -75,6 +77,11 @@ _TOKENIZED = (
     "media_io_kwargs",
     "mm_processor_kwargs",
 )
+
+_DONE = re.compile(rb"[\r\n]data: ?\[DONE\]\s*\Z")
+_PARAMS_LEFT = re.compile(rb'kv_transfer_params"\s*:')
+"""As a key: in a string of an answer's text a quote has a backslash before it."""
+_TAIL_BYTES = 64
 
 _encode = msgspec.json.Encoder().encode
 
@@ -209,7 +216,50 @@ def without_params(reply: bytes) -> bytes:
     return _encode(fields) if fields.pop(_PARAMS, None) is not None else reply
 
 
-def is_object(text: str) -> bool:
+class CleanLines:
+    """A stream of server-sent events without kv_transfer_params, piece by piece. Remembers how it ends.
+
+    Only the end of an unfinished line is held back.
+    """
+
+    def __init__(self) -> None:
+        self._lines = WholeLines()
+        self._tail = b"\n"
+
+    @property
+    def done(self) -> bool:
+        """Whether what has been passed on ends as vLLM ends every stream (`chat_completion/serving.py`)."""
+        return _DONE.search(self._tail) is not None
+
+    def feed(self, piece: bytes) -> bytes:
+        """Returns what can be passed on after this piece. Raises ValueError for params that cannot be taken out."""
+        return self._clean(self._lines.take(piece))
+
+    def rest(self) -> bytes:
+        """Returns what was held back when the stream ended. Raises ValueError too."""
+        return self._clean(self._lines.rest())
+
+    def _clean(self, lines: bytes) -> bytes:
+        if _PARAMS.encode() in lines:
+            lines = b"".join(map(_without_params_in, lines.splitlines(keepends=True)))
+        shown = self._tail + lines
+        if _PARAMS_LEFT.search(shown):
+            raise ValueError("kv_transfer_params where they cannot be taken out")
+        self._tail = shown[-_TAIL_BYTES:]
+        return lines
+
+
+def _without_params_in(line: bytes) -> bytes:
+    if not line.startswith(b"data:") or _PARAMS.encode() not in line:
+        return line
+    data = line[5:].strip()
+    try:
+        return line.replace(data, without_params(data))
+    except ValueError:
+        return line
+
+
+def is_object(text: str | bytes) -> bool:
     """Tells whether a text is one JSON object."""
     try:
         _decode_fields(text)

@@ -1,7 +1,15 @@
 """Server-sent events, as far as the router has to know them: hardly at all, but for where lines end."""
 
+from collections.abc import Mapping
+
 MAX_LINE_BYTES = 64 * 1024
 """A longer line passes in pieces as it comes."""
+
+
+def is_events(headers: Mapping[str, str]) -> bool:
+    """Tells whether an answer is a stream of events."""
+    kind = next((value for name, value in headers.items() if name.lower() == "content-type"), "")
+    return kind.partition(";")[0].strip().lower() == "text/event-stream"
 
 
 class WholeLines:
