@@ -288,7 +288,7 @@ class ReleaseHandOffRequest(_message.Message):
     engine_id: _builtins.str
     """Engine incarnation that made it: `remote_engine_id`."""
     hand_off_id: _builtins.str
-    """Its id there: `remote_request_id`. 1 to 512 bytes."""
+    """Its id there: `remote_request_id`. 1 to 512 bytes, all printable, without commas and colons."""
     def __init__(
         self,
         *,
