@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 
 from backhaul.registry.v1 import registry_pb2
 from backhaul_common.grpc_client import open_channel
-from backhaul_node_agent.core.node import NO_CONNECTOR
+from backhaul_node_agent.core import events as ev
+from backhaul_node_agent.core.node import NO_CONNECTOR, SideChannelFacts
 from backhaul_node_agent.service import SERVICE_NAME
 from tests.contract.owner_node import owner_node, reuses
 from tests.fakes.connector import WEIGHTS, FakeConnector, hello
@@ -85,6 +86,18 @@ async def test_a_hello_that_no_engine_says_neither_ends_the_agent_nor_takes_the_
         await node.claim()
         assert not node.running.done()
         assert [engine.engine_id for engine in node.record.engines] == ["engine-1"]
+
+
+async def test_what_the_side_channel_said_of_a_rank_that_has_gone_is_not_listed(tmp_path: Path) -> None:
+    async with owner_node(tmp_path) as node:
+        node.app._on_engine(1, SideChannelFacts("engine-9", "compatible", 32, 1000))
+        other = FakeConnector(node.config.socket_path, hello(engine_id="engine-2", rank=1))
+        await other.connect()
+        await eventually(lambda: len(node.record.engines) == 2)
+        await other.close()
+        node.app._agent.hear(ev.EngineGone("engine-2"))
+        await node.ready()
+        await eventually(lambda: [engine.engine_id for engine in node.record.engines] == ["engine-1"])
 
 
 async def test_a_record_that_the_registry_refuses_says_so_and_the_node_is_back_once_the_cause_has_gone(

@@ -1,26 +1,43 @@
 """What the agent believes of engines is what the registry takes, and no more."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
 
 from backhaul.registry.v1 import registry_pb2
 from backhaul_common.errors import BackhaulError
+from backhaul_connector import wire
 from backhaul_node_agent import convert
 from backhaul_node_agent.core import bounds
+from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.block_set import EngineFacts
 from backhaul_node_agent.core.node import ServerFacts, SideChannelFacts, node_record
 from backhaul_registry import convert as registry_convert
 from backhaul_registry.core import rules
 from tests.fakes.connector import hello, report
 from tests.fakes.registry import check_node
-from tests.unit.node_agent.owned import facts
+from tests.unit.node_agent.owned import facts, standing
 
 LONG = "é" * (bounds.MAX_TEXT_BYTES // 2)
 """The longest text."""
 YEAR_S = 365 * 86_400.0
+
+
+ODD: dict[object, list[object]] = {
+    int: [-(2**63), -1, 0, 1, 65_536, 2**31 - 1, 2**31, 2**40, 10**400],
+    float: [-1e300, -1.0, 0.0, 1e10, 1e12, 1e300, float("inf"), float("nan")],
+    str: ["", "\0", LONG, LONG + "x", "z" * 5_000],
+    bytes: [b"", b"x", b"x" * 16, b"x" * 5_000],
+}
+"""Values that a field of a type can have, sensible or not."""
+
+
+def odd_fields(message: type[msgspec.Struct]) -> list[tuple[str, object]]:
+    """Returns every field of a message with every odd value."""
+    hints = get_type_hints(message)
+    return [(field, value) for field in message.__struct_fields__ for value in ODD.get(hints[field], [])]
 
 
 def node_of(*engines: EngineFacts, models: tuple[str, ...] = ("model-1",), **changes: Any) -> registry_pb2.Node:
@@ -141,3 +158,28 @@ def test_the_registry_takes_the_pointers_of_every_set_that_the_agent_takes(chang
     held = convert.block_set(msgspec.structs.replace(report(deadline=1.0), **changes))
     for pointer in convert.pointers(held, node_id="node-1", engine_id=LONG):
         rules.check_pointer(registry_convert.pointer_from_proto(pointer))
+
+
+@pytest.mark.parametrize(("field", "value"), odd_fields(wire.Hello), ids=lambda part: str(part)[:20])
+def test_no_hello_makes_a_record_that_the_registry_refuses(field: str, value: object) -> None:
+    try:
+        engine = convert.engine_facts(hello(**{field: value}))
+    except bounds.OutOfBoundsError:
+        return
+    check_node(node_of(engine))
+
+
+@pytest.mark.parametrize(("field", "value"), odd_fields(wire.BlockSetReport), ids=lambda part: str(part)[:20])
+def test_no_report_makes_a_set_that_cannot_be_listed_or_published(field: str, value: object) -> None:
+    sound = msgspec.structs.replace(report(deadline=1.0), **{field: value})
+    try:
+        held = convert.block_set(sound)
+    except ValueError:
+        return
+    for pointer in convert.pointers(held, node_id="node-1", engine_id="engine-1"):
+        rules.check_pointer(registry_convert.pointer_from_proto(pointer))
+    table = standing()
+    connection = table.connection["engine-1"]
+    table.hear(ev.Reported(connection, "engine-1", held, sound.deadline))
+    for one in table.owner.sets(table.now):
+        assert convert.listed(one).set_id == sound.set_id
