@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -15,8 +16,10 @@ from aiohttp import web
 from backhaul.router.v1 import router_pb2, router_pb2_grpc
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_router.admission import MAX_LISTS
-from tests.fakes.engine import Leg, Step, answer, break_after, event_of, hang, refuse, reset
+from tests.fakes.directory import FakeDirectory
+from tests.fakes.engine import FakeEngine, Leg, Step, answer, break_after, event_of, hang, refuse, reset
 from tests.fakes.eventually import eventually
+from tests.fakes.owner import FakeOwner
 from tests.fakes.router_stack import CHAT, RouterStack, chat_body, router_stack
 
 MIB = 1024 * 1024
@@ -450,3 +453,65 @@ async def _half_a_request(stack: RouterStack) -> tuple[asyncio.StreamReader, asy
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(body), MIB):
         yield body[start : start + MIB]
+
+
+# Open files
+
+
+async def test_a_router_that_may_open_few_files_serves_within_them_and_refuses_the_rest() -> None:
+    async with (
+        FakeDirectory() as directory,
+        FakeOwner() as owner,
+        FakeEngine("prefill") as prefill,
+        FakeEngine("decode") as decode,
+        client_of_many() as client,
+    ):
+        for engine in (prefill, decode):
+            await directory.add(engine, agent=owner.address)
+        async with _router_with(64, directory.address) as (port, told):
+            url = f"http://127.0.0.1:{port}{CHAT}"
+
+            async def ask() -> tuple[int, str]:
+                async with client.post(url, json=chat_body("hi")) as response:
+                    return response.status, await response.text()
+
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(120)]
+            assert (await asyncio.wait_for(ask(), 10))[0] == 200
+            for _, writer in idle:
+                writer.close()
+            decode.then(*[_Gauge().slow(0.3) for _ in range(60)])
+            answers = await asyncio.gather(*[ask() for _ in range(60)], return_exceptions=True)
+            served = [each for each in answers if isinstance(each, tuple)]
+            assert {status for status, _ in served} == {200, 429}
+            assert all("limit" in text for status, text in served if status == 429)
+            assert (await asyncio.wait_for(ask(), 10))[0] == 200
+    assert "limit on open files too low, taking fewer connections and turns" in "".join(told)
+    assert "out of system resource" not in "".join(told)
+    assert "Too many open files" not in "".join(told)
+
+
+@contextlib.asynccontextmanager
+async def _router_with(files: int, registry: str) -> AsyncIterator[tuple[int, list[str]]]:
+    """Runs a router process that may open so many files; yields its port, and its log as it grows."""
+    addresses = ("--listen-http", "127.0.0.1:0", "--listen-grpc", "127.0.0.1:0", "--registry", registry)
+    process = await asyncio.create_subprocess_exec(
+        *("sh", "-c", f'ulimit -n {files}; exec "$0" -m backhaul_router "$@"', sys.executable),
+        *(*addresses, "--lookup-budget-s", "1", "--lame-duck-s", "0"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    told: list[str] = []
+    port = 0
+    while not port:
+        told.append((await asyncio.wait_for(process.stdout.readline(), 20)).decode())
+        assert told[-1], told
+        port = json.loads(told[-1]).get("http_port", 0)
+    while '"ready": true' not in told[-1]:
+        told.append((await asyncio.wait_for(process.stdout.readline(), 20)).decode())
+    try:
+        yield port, told
+    finally:
+        process.terminate()
+        told.append((await process.stdout.read()).decode())
+        await process.wait()

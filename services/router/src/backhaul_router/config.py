@@ -10,10 +10,10 @@ from backhaul_common.errors import InvalidArgumentError
 
 _SPARE_FILES = 1024
 """For gRPC's connections, to clients, registries and agents, and for model lists."""
-_LEAST_SPARE_FILES = 40
-"""The same for a router that may open few: it has 20 before anybody connects, and says goodbye to a few."""
+_LEAST_SPARE_FILES = 44
+"""The same for a router that may open few: it has 20 before anybody connects, accepts and parts from a few."""
 
-_LEAST_GOODBYES = 16
+_LEAST_GOODBYES = 8
 _CONNECTIONS_PER_GOODBYE = 4
 
 

@@ -31,8 +31,9 @@ from backhaul_router.turns import Turns
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted."""
-_ACCEPTS = 16
-"""Connections accepted at once. Out of files, asyncio fails, and logs it, so often a second (selector_events.py)."""
+_ACCEPTS = 4
+"""Connections accepted at once, before room is made for them. Out of files, asyncio fails, and logs it, so often a
+second (selector_events.py, _accept_connection)."""
 _END_S = 0.1
 """Given to connections for their last bytes, seconds; aiohttp takes 0 for no limit."""
 
