@@ -121,8 +121,8 @@ MUTANTS = (
     Mutant(
         "keep-untold-hand-off",
         _ATTEMPTS,
-        "                self._owner.release(KeptBlocks(node.agent_address, *hand.name))",
-        "                pass",
+        "            self._owner.release(KeptBlocks(node.agent_address, *hand.name))",
+        "            pass",
         _turns("test_a_hand_off_that_must_not_be_used_is_freed"),
     ),
     Mutant(
