@@ -1,12 +1,15 @@
 """Fixed random histories of claims; ``python -m tests.model`` plays other ones."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.model.machine import ClaimsMachine
 
 ClaimsMachine.TestCase.settings = settings(
-    max_examples=500,
+    # A mutant has more of them to show itself in, and ends at the first.
+    max_examples=int(os.environ.get("BACKHAUL_HISTORIES", "500")),
     stateful_step_count=50,
     deadline=None,
     derandomize=True,

@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 _TEST_TIMEOUT_S = 15
 """A mutant may hang; its tests take a second or two."""
 _RUN_TIMEOUT_S = 90
+_HISTORIES = "4000"
+"""Random ones that the model may play until one is bad."""
 _ALL_PASSED, _SOME_FAILED = 0, 1
 _NOT_RUNNING = ("NameError", "SyntaxError", "ImportError")
 _OPTIONS = ("-q", "-rf", "--no-header", "--tb=no", "-pno:cacheprovider")
@@ -53,7 +55,12 @@ def _source_folder(module: Path) -> Path:
 
 def _not_failing(mutant: Mutant, folder: Path) -> list[str]:
     # The mutated package comes before the installed one, in engines that the tests start, too.
-    environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{ROOT}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "BACKHAUL_HISTORIES": _HISTORIES,
+    }
     command = [sys.executable, "-m", "pytest", *_options(mutant), *mutant.tests]
     try:
         done = subprocess.run(

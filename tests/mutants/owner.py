@@ -45,7 +45,7 @@ MUTANTS = (
         _REPLAY,
         "        if known is not None:\n            return self._held.step",
         "        if known is None and False:\n            return self._held.step",
-        _owner("test_a_set_reported_twice_keeps_its_claim"),
+        (*_owner("test_a_set_reported_twice_keeps_its_claim"), *_MODEL),
     ),
     Mutant(
         "ignore-lease",
@@ -139,7 +139,7 @@ MUTANTS = (
         _LIFE,
         "if deadline - at.latest < limits.least_left_s:",
         "if deadline < at.latest:",
-        _owner("test_a_renewal_counts_only_once_the_engine_confirmed_it"),
+        (*_owner("test_a_renewal_counts_only_once_the_engine_confirmed_it"), *_MODEL),
     ),
     Mutant(
         "trust-sent-renewals",
@@ -216,7 +216,7 @@ MUTANTS = (
         _CLOCK,
         "if joint_lowest > joint_highest:",
         "if False:",
-        _owner("test_sets_from_before_a_jump_of_the_engines_clock_are_never_granted"),
+        (*_owner("test_sets_from_before_a_jump_of_the_engines_clock_are_never_granted"), *_MODEL),
     ),
     Mutant(
         "touch-foreign",
@@ -243,7 +243,7 @@ MUTANTS = (
         _BOOK,
         "return self._returned.get(request_id, now) > now",
         "return False",
-        _owner("test_a_claim_after_its_return_is_refused_for_one_claim_ttl"),
+        (*_owner("test_a_claim_after_its_return_is_refused_for_one_claim_ttl"), *_MODEL),
     ),
     Mutant(
         "grant-while-draining",
@@ -264,7 +264,7 @@ MUTANTS = (
         _LIFE,
         "    return _send_release(life, at, limits)\n\n\ndef _keep",
         "    return Step(life)\n\n\ndef _keep",
-        _owner("test_a_release_is_repeated_until_the_engine_confirms_it"),
+        (*_owner("test_a_release_is_repeated_until_the_engine_confirms_it"), *_MODEL),
     ),
     Mutant(
         "release-held",
