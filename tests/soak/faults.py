@@ -159,4 +159,9 @@ def _faults(stack: Stack, name: str, method: str, document: dict[str, Any] | Non
 
 
 def _again(name: str) -> Act:
-    return lambda stack: stack.restart(name, wait=False)
+    def again(stack: Stack) -> None:
+        # Another fault of the same process may have started it already.
+        if not stack.process(name).running:
+            stack.restart(name, wait=False)
+
+    return again
