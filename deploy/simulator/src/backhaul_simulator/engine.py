@@ -70,9 +70,9 @@ class Engine:
         self._closed = False
 
     def _connectors(self) -> tuple[Connector, Connector]:
-        envs = importlib.import_module("vllm.envs")
-        envs.VLLM_NIXL_SIDE_CHANNEL_HOST = self.options.side_channel_host  # type: ignore[attr-defined]
-        envs.VLLM_NIXL_SIDE_CHANNEL_PORT = self.options.side_channel_port  # type: ignore[attr-defined]
+        envs: Any = importlib.import_module("vllm.envs")
+        envs.VLLM_NIXL_SIDE_CHANNEL_HOST = self.options.side_channel_host
+        envs.VLLM_NIXL_SIDE_CHANNEL_PORT = self.options.side_channel_port
         # As vLLM loads it with kv_connector_module_path, or without.
         module = "backhaul_connector" if self.options.connector else "backhaul_simulator.stock_connector"
         made: type[Any] = importlib.import_module(module).NixlConnector
