@@ -65,8 +65,8 @@ class Generation:
 
     def _pick(self, wanted: str | None) -> Engine:
         """Returns the rank that the client asks for, else the one with the least to do (`v1/engine/core_client.py`)."""
-        with contextlib.suppress(TypeError, ValueError):
-            rank = int(wanted)  # type: ignore[arg-type]  # None is suppressed
+        with contextlib.suppress(ValueError):
+            rank = int(wanted or "")
             if not 0 <= rank < len(self._engines):
                 raise RefusedError(f"data_parallel_rank {rank} is out of range [0, {len(self._engines)}).")
             return self._engines[rank]
