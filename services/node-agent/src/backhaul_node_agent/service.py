@@ -9,7 +9,7 @@ from opentelemetry import trace
 
 from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
 from backhaul_common import attributes
-from backhaul_common.errors import BackhaulError, InvalidArgumentError
+from backhaul_common.errors import BackhaulError, FailedPreconditionError, InvalidArgumentError
 from backhaul_node_agent import convert
 from backhaul_node_agent.agent import Agent
 from backhaul_node_agent.core import bounds
@@ -83,6 +83,13 @@ class BlockSetServicer(agent_pb2_grpc.BlockSetServiceServicer):
         _check_ids(len(request.set_ids))
         renewed, unknown = self._agent.renew(list(dict.fromkeys(request.set_ids)))
         return agent_pb2.RenewBlockSetsResponse(renewed=renewed, unknown=unknown)
+
+    async def HarvestBlockSet(
+        self,
+        request: agent_pb2.HarvestBlockSetRequest,
+        context: grpc.aio.ServicerContext[agent_pb2.HarvestBlockSetRequest, agent_pb2.HarvestBlockSetResponse],
+    ) -> agent_pb2.HarvestBlockSetResponse:
+        raise FailedPreconditionError("NO_EVENTS", "this agent does not follow what its engine caches")
 
     async def ListBlockSets(
         self,

@@ -80,6 +80,12 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
             async for step in steps:
                 yield step
 
+    async def EndConversation(
+        self, request: router_pb2.EndConversationRequest, context: Context
+    ) -> router_pb2.EndConversationResponse:
+        """Ends a conversation."""
+        raise UnavailableError("UNSUPPORTED", "this router does not end conversations")
+
     async def ListModels(
         self, request: router_pb2.ListModelsRequest, context: Context
     ) -> router_pb2.ListModelsResponse:

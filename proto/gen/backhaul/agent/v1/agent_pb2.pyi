@@ -52,6 +52,30 @@ BLOCK_SET_STATE_RELEASING: BlockSetState.ValueType  # 4
 """Released over NIXL, the engine has not confirmed yet."""
 Global___BlockSetState: _TypeAlias = BlockSetState  # noqa: Y015
 
+class _DrainPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DrainPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DrainPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAIN_PHASE_UNSPECIFIED: _DrainPhase.ValueType  # 0
+    """Invalid."""
+    DRAIN_PHASE_DRAINING: _DrainPhase.ValueType  # 1
+    """Requests still run on the engine, or block sets are held."""
+    DRAIN_PHASE_LEFT: _DrainPhase.ValueType  # 2
+    """The node has left the directory."""
+
+class DrainPhase(_DrainPhase, metaclass=_DrainPhaseEnumTypeWrapper):
+    """How far a drain is."""
+
+DRAIN_PHASE_UNSPECIFIED: DrainPhase.ValueType  # 0
+"""Invalid."""
+DRAIN_PHASE_DRAINING: DrainPhase.ValueType  # 1
+"""Requests still run on the engine, or block sets are held."""
+DRAIN_PHASE_LEFT: DrainPhase.ValueType  # 2
+"""The node has left the directory."""
+Global___DrainPhase: _TypeAlias = DrainPhase  # noqa: Y015
+
 @_typing.final
 class BlockSet(_message.Message):
     """A block set as its owner sees it."""
@@ -375,6 +399,96 @@ class RenewBlockSetsResponse(_message.Message):
 Global___RenewBlockSetsResponse: _TypeAlias = RenewBlockSetsResponse  # noqa: Y015
 
 @_typing.final
+class HarvestBlockSetRequest(_message.Message):
+    """Request of HarvestBlockSet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SET_ID_FIELD_NUMBER: _builtins.int
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    set_id: _builtins.str
+    """Block set of the pointer that led here. When the engine does not cache it any more the pointer is dropped."""
+    engine_id: _builtins.str
+    """Engine incarnation of the pointer."""
+    scope: _builtins.str
+    """Scope of the turn."""
+    weights_digest: _builtins.str
+    """Weights digest of the prefill engine that will read; must be the decode engine's own."""
+    model: _builtins.str
+    """Model name of the turn."""
+    cache_salt: _builtins.str
+    """Cache salt that the turn's legs carry; empty for none."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """All tokens of the turn's prompt, as the model's tokenizer gives them."""
+
+    def __init__(
+        self,
+        *,
+        set_id: _builtins.str = ...,
+        engine_id: _builtins.str = ...,
+        scope: _builtins.str = ...,
+        weights_digest: _builtins.str = ...,
+        model: _builtins.str = ...,
+        cache_salt: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "engine_id", b"engine_id", "model", b"model", "scope", b"scope", "set_id", b"set_id", "token_ids", b"token_ids", "weights_digest", b"weights_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HarvestBlockSetRequest: _TypeAlias = HarvestBlockSetRequest  # noqa: Y015
+
+@_typing.final
+class HarvestBlockSetResponse(_message.Message):
+    """Response of HarvestBlockSet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KV_TRANSFER_PARAMS_JSON_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    HAND_OFF_ID_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    COMPUTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    kv_transfer_params_json: _builtins.str
+    """kv_transfer_params for the prefill leg, as a JSON object, with a deadline in `remote_blocks_expiry_time`, and the
+    anchors under `backhaul`. Passed on as it is.
+    """
+    token_count: _builtins.int
+    """Tokens of the prompt that the handle covers."""
+    hand_off_id: _builtins.str
+    """The handle's name for `ReleaseHandOff`."""
+    computed_token_count: _builtins.int
+    """Tokens that the engine computed for it, as far as it says so."""
+    @_builtins.property
+    def ttl(self) -> _duration_pb2.Duration:
+        """Time until the handle's deadline, counted from the answer."""
+
+    def __init__(
+        self,
+        *,
+        kv_transfer_params_json: _builtins.str = ...,
+        token_count: _builtins.int = ...,
+        hand_off_id: _builtins.str = ...,
+        ttl: _duration_pb2.Duration | None = ...,
+        computed_token_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_token_count", b"computed_token_count", "hand_off_id", b"hand_off_id", "kv_transfer_params_json", b"kv_transfer_params_json", "token_count", b"token_count", "ttl", b"ttl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HarvestBlockSetResponse: _TypeAlias = HarvestBlockSetResponse  # noqa: Y015
+
+@_typing.final
 class ListBlockSetsRequest(_message.Message):
     """Request of ListBlockSets."""
 
@@ -434,12 +548,19 @@ class DrainRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """Time until the node leaves whatever still runs or is held. Unset means the agent's own limit."""
+
     def __init__(
         self,
+        *,
+        timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -452,16 +573,30 @@ class DrainResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REMAINING_COUNT_FIELD_NUMBER: _builtins.int
+    RUNNING_COUNT_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    REMAINING_TIME_FIELD_NUMBER: _builtins.int
     remaining_count: _builtins.int
     """Block sets still held, claimed or being released."""
+    running_count: _builtins.int
+    """Requests that run or wait on the engines, as their metrics said last."""
+    phase: Global___DrainPhase.ValueType
+    """How far it is."""
+    @_builtins.property
+    def remaining_time(self) -> _duration_pb2.Duration:
+        """Time left until the node leaves in any case; zero once it has left."""
+
     def __init__(
         self,
         *,
         remaining_count: _builtins.int = ...,
+        running_count: _builtins.int = ...,
+        phase: Global___DrainPhase.ValueType = ...,
+        remaining_time: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["remaining_time", b"remaining_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["remaining_count", b"remaining_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "remaining_count", b"remaining_count", "remaining_time", b"remaining_time", "running_count", b"running_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

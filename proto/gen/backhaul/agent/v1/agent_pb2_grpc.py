@@ -66,6 +66,11 @@ class BlockSetServiceStub:
                 request_serializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.RenewBlockSetsRequest.SerializeToString,
                 response_deserializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.RenewBlockSetsResponse.FromString,
                 _registered_method=True)
+        self.HarvestBlockSet = channel.unary_unary(
+                '/backhaul.agent.v1.BlockSetService/HarvestBlockSet',
+                request_serializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.HarvestBlockSetRequest.SerializeToString,
+                response_deserializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.HarvestBlockSetResponse.FromString,
+                _registered_method=True)
         self.ListBlockSets = channel.unary_unary(
                 '/backhaul.agent.v1.BlockSetService/ListBlockSets',
                 request_serializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.ListBlockSetsRequest.SerializeToString,
@@ -149,6 +154,24 @@ class BlockSetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HarvestBlockSet(self, request, context):
+        """Makes a fresh handle for what an engine still caches of a block set that is retained no more. Called by routers, once
+        per turn, when there is nothing to claim; never retried.
+
+        The owner asks the engine itself, with the prompt's own tokens: the engine finds blocks by the hashes of their tokens,
+        so the handle is right by construction. What the engine would have to compute for it is bounded beforehand by what its
+        events say that it caches, and by the caller's deadline: when that passes the engine's work is ended. The handle is
+        the caller's alone. One that no prefill engine was sent is given back by `ReleaseHandOff` with `hand_off_id`.
+
+        Not idempotent: each call pins blocks until they are read, given back, or the engine's lease ends. NOT_FOUND
+        (NOT_CACHED, ENGINE_UNKNOWN); RESOURCE_EXHAUSTED (BACKED_OFF) after guesses that were wrong; FAILED_PRECONDITION with
+        NO_EVENTS (the owner does not follow what the engine caches), LEASE_INVALID, DRAINING, WEIGHTS_MISMATCH,
+        UNSUPPORTED_MODEL (an adapter), CLOCK_UNKNOWN; UNAVAILABLE (ENGINE_FAILED); DEADLINE_EXCEEDED. Every error is a miss.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListBlockSets(self, request, context):
         """Lists the block sets of this owner, by set_id, in pages. Called by operators and tools.
         """
@@ -157,9 +180,11 @@ class BlockSetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Drains the node: its record becomes DRAINING, no claim is granted any more, pointers are removed, block sets that are
-        not claimed are released. Running requests of the engine are not touched. Called by operators. Idempotent; lasts
-        until the agent restarts. Answers at once; `ListBlockSets` shows progress.
+        """Drains the node: its record becomes DRAINING, so that it gets no new turns; no claim is granted any more, pointers are
+        removed, block sets that are not claimed are released, and so are those of turns that end from now on. Once nothing
+        runs on the engine and nothing is held, or when the timeout is over, the node leaves the directory. Running requests
+        are not touched. Called by operators, again and again to see how far it is. Lasts until the agent restarts. Answers at
+        once. A later call may bring the end forward and never puts it off.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -192,6 +217,11 @@ def add_BlockSetServiceServicer_to_server(servicer, server):
                     servicer.RenewBlockSets,
                     request_deserializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.RenewBlockSetsRequest.FromString,
                     response_serializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.RenewBlockSetsResponse.SerializeToString,
+            ),
+            'HarvestBlockSet': grpc.unary_unary_rpc_method_handler(
+                    servicer.HarvestBlockSet,
+                    request_deserializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.HarvestBlockSetRequest.FromString,
+                    response_serializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.HarvestBlockSetResponse.SerializeToString,
             ),
             'ListBlockSets': grpc.unary_unary_rpc_method_handler(
                     servicer.ListBlockSets,
@@ -346,6 +376,33 @@ class BlockSetService:
             '/backhaul.agent.v1.BlockSetService/RenewBlockSets',
             backhaul_dot_agent_dot_v1_dot_agent__pb2.RenewBlockSetsRequest.SerializeToString,
             backhaul_dot_agent_dot_v1_dot_agent__pb2.RenewBlockSetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HarvestBlockSet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backhaul.agent.v1.BlockSetService/HarvestBlockSet',
+            backhaul_dot_agent_dot_v1_dot_agent__pb2.HarvestBlockSetRequest.SerializeToString,
+            backhaul_dot_agent_dot_v1_dot_agent__pb2.HarvestBlockSetResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -81,12 +81,28 @@ class BlockSetServiceStub:
 
     Idempotent. Unknown ids are reported as `unknown`. FAILED_PRECONDITION (NIXL_MISSING) as above.
     """
+    HarvestBlockSet: _grpc.UnaryUnaryMultiCallable[_agent_pb2.HarvestBlockSetRequest, _agent_pb2.HarvestBlockSetResponse]
+    """Makes a fresh handle for what an engine still caches of a block set that is retained no more. Called by routers, once
+    per turn, when there is nothing to claim; never retried.
+
+    The owner asks the engine itself, with the prompt's own tokens: the engine finds blocks by the hashes of their tokens,
+    so the handle is right by construction. What the engine would have to compute for it is bounded beforehand by what its
+    events say that it caches, and by the caller's deadline: when that passes the engine's work is ended. The handle is
+    the caller's alone. One that no prefill engine was sent is given back by `ReleaseHandOff` with `hand_off_id`.
+
+    Not idempotent: each call pins blocks until they are read, given back, or the engine's lease ends. NOT_FOUND
+    (NOT_CACHED, ENGINE_UNKNOWN); RESOURCE_EXHAUSTED (BACKED_OFF) after guesses that were wrong; FAILED_PRECONDITION with
+    NO_EVENTS (the owner does not follow what the engine caches), LEASE_INVALID, DRAINING, WEIGHTS_MISMATCH,
+    UNSUPPORTED_MODEL (an adapter), CLOCK_UNKNOWN; UNAVAILABLE (ENGINE_FAILED); DEADLINE_EXCEEDED. Every error is a miss.
+    """
     ListBlockSets: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListBlockSetsRequest, _agent_pb2.ListBlockSetsResponse]
     """Lists the block sets of this owner, by set_id, in pages. Called by operators and tools."""
     Drain: _grpc.UnaryUnaryMultiCallable[_agent_pb2.DrainRequest, _agent_pb2.DrainResponse]
-    """Drains the node: its record becomes DRAINING, no claim is granted any more, pointers are removed, block sets that are
-    not claimed are released. Running requests of the engine are not touched. Called by operators. Idempotent; lasts
-    until the agent restarts. Answers at once; `ListBlockSets` shows progress.
+    """Drains the node: its record becomes DRAINING, so that it gets no new turns; no claim is granted any more, pointers are
+    removed, block sets that are not claimed are released, and so are those of turns that end from now on. Once nothing
+    runs on the engine and nothing is held, or when the timeout is over, the node leaves the directory. Running requests
+    are not touched. Called by operators, again and again to see how far it is. Lasts until the agent restarts. Answers at
+    once. A later call may bring the end forward and never puts it off.
     """
 
 @_typing.type_check_only
@@ -142,12 +158,28 @@ class BlockSetServiceAsyncStub(BlockSetServiceStub):
 
     Idempotent. Unknown ids are reported as `unknown`. FAILED_PRECONDITION (NIXL_MISSING) as above.
     """
+    HarvestBlockSet: _aio.UnaryUnaryMultiCallable[_agent_pb2.HarvestBlockSetRequest, _agent_pb2.HarvestBlockSetResponse]  # type: ignore[assignment]
+    """Makes a fresh handle for what an engine still caches of a block set that is retained no more. Called by routers, once
+    per turn, when there is nothing to claim; never retried.
+
+    The owner asks the engine itself, with the prompt's own tokens: the engine finds blocks by the hashes of their tokens,
+    so the handle is right by construction. What the engine would have to compute for it is bounded beforehand by what its
+    events say that it caches, and by the caller's deadline: when that passes the engine's work is ended. The handle is
+    the caller's alone. One that no prefill engine was sent is given back by `ReleaseHandOff` with `hand_off_id`.
+
+    Not idempotent: each call pins blocks until they are read, given back, or the engine's lease ends. NOT_FOUND
+    (NOT_CACHED, ENGINE_UNKNOWN); RESOURCE_EXHAUSTED (BACKED_OFF) after guesses that were wrong; FAILED_PRECONDITION with
+    NO_EVENTS (the owner does not follow what the engine caches), LEASE_INVALID, DRAINING, WEIGHTS_MISMATCH,
+    UNSUPPORTED_MODEL (an adapter), CLOCK_UNKNOWN; UNAVAILABLE (ENGINE_FAILED); DEADLINE_EXCEEDED. Every error is a miss.
+    """
     ListBlockSets: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListBlockSetsRequest, _agent_pb2.ListBlockSetsResponse]  # type: ignore[assignment]
     """Lists the block sets of this owner, by set_id, in pages. Called by operators and tools."""
     Drain: _aio.UnaryUnaryMultiCallable[_agent_pb2.DrainRequest, _agent_pb2.DrainResponse]  # type: ignore[assignment]
-    """Drains the node: its record becomes DRAINING, no claim is granted any more, pointers are removed, block sets that are
-    not claimed are released. Running requests of the engine are not touched. Called by operators. Idempotent; lasts
-    until the agent restarts. Answers at once; `ListBlockSets` shows progress.
+    """Drains the node: its record becomes DRAINING, so that it gets no new turns; no claim is granted any more, pointers are
+    removed, block sets that are not claimed are released, and so are those of turns that end from now on. Once nothing
+    runs on the engine and nothing is held, or when the timeout is over, the node leaves the directory. Running requests
+    are not touched. Called by operators, again and again to see how far it is. Lasts until the agent restarts. Answers at
+    once. A later call may bring the end forward and never puts it off.
     """
 
 class BlockSetServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -232,6 +264,26 @@ class BlockSetServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def HarvestBlockSet(
+        self,
+        request: _agent_pb2.HarvestBlockSetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.HarvestBlockSetResponse, _abc.Awaitable[_agent_pb2.HarvestBlockSetResponse]]:
+        """Makes a fresh handle for what an engine still caches of a block set that is retained no more. Called by routers, once
+        per turn, when there is nothing to claim; never retried.
+
+        The owner asks the engine itself, with the prompt's own tokens: the engine finds blocks by the hashes of their tokens,
+        so the handle is right by construction. What the engine would have to compute for it is bounded beforehand by what its
+        events say that it caches, and by the caller's deadline: when that passes the engine's work is ended. The handle is
+        the caller's alone. One that no prefill engine was sent is given back by `ReleaseHandOff` with `hand_off_id`.
+
+        Not idempotent: each call pins blocks until they are read, given back, or the engine's lease ends. NOT_FOUND
+        (NOT_CACHED, ENGINE_UNKNOWN); RESOURCE_EXHAUSTED (BACKED_OFF) after guesses that were wrong; FAILED_PRECONDITION with
+        NO_EVENTS (the owner does not follow what the engine caches), LEASE_INVALID, DRAINING, WEIGHTS_MISMATCH,
+        UNSUPPORTED_MODEL (an adapter), CLOCK_UNKNOWN; UNAVAILABLE (ENGINE_FAILED); DEADLINE_EXCEEDED. Every error is a miss.
+        """
+
+    @_abc_1.abstractmethod
     def ListBlockSets(
         self,
         request: _agent_pb2.ListBlockSetsRequest,
@@ -245,9 +297,11 @@ class BlockSetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.DrainResponse, _abc.Awaitable[_agent_pb2.DrainResponse]]:
-        """Drains the node: its record becomes DRAINING, no claim is granted any more, pointers are removed, block sets that are
-        not claimed are released. Running requests of the engine are not touched. Called by operators. Idempotent; lasts
-        until the agent restarts. Answers at once; `ListBlockSets` shows progress.
+        """Drains the node: its record becomes DRAINING, so that it gets no new turns; no claim is granted any more, pointers are
+        removed, block sets that are not claimed are released, and so are those of turns that end from now on. Once nothing
+        runs on the engine and nothing is held, or when the timeout is over, the node leaves the directory. Running requests
+        are not touched. Called by operators, again and again to see how far it is. Lasts until the agent restarts. Answers at
+        once. A later call may bring the end forward and never puts it off.
         """
 
 def add_BlockSetServiceServicer_to_server(servicer: BlockSetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -87,6 +87,7 @@ class BlockSetPointer(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     STRIDE_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
     scope: _builtins.str
     """Scope: digest (hex) of model, cache salt and tenant, as the router computed it. Never shared between tenants."""
     key: _builtins.str
@@ -105,6 +106,10 @@ class BlockSetPointer(_message.Message):
     """Tokens between two anchors."""
     identity: _builtins.bytes
     """Key (16 bytes) of the anchor chain: digest of weights, adapter, cache salt and scope."""
+    cached: _builtins.bool
+    """Whether nothing is retained any more and the engine merely may still cache the blocks: there is nothing to claim, and
+    the owner may be asked for a fresh handle. `digest`, `stride` and `identity` may be empty, `token_count` 0.
+    """
     def __init__(
         self,
         *,
@@ -117,10 +122,11 @@ class BlockSetPointer(_message.Message):
         digest: _builtins.bytes = ...,
         stride: _builtins.int = ...,
         identity: _builtins.bytes = ...,
+        cached: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "engine_id", b"engine_id", "identity", b"identity", "key", b"key", "node_id", b"node_id", "scope", b"scope", "set_id", b"set_id", "stride", b"stride", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "digest", b"digest", "engine_id", b"engine_id", "identity", b"identity", "key", b"key", "node_id", b"node_id", "scope", b"scope", "set_id", b"set_id", "stride", b"stride", "token_count", b"token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -143,6 +149,7 @@ class Engine(_message.Message):
     REUSE_FIELD_NUMBER: _builtins.int
     REUSE_PROBLEM_FIELD_NUMBER: _builtins.int
     VLLM_VERSION_FIELD_NUMBER: _builtins.int
+    SECOND_CHANCE_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """vLLM's engine id."""
     rank: _builtins.int
@@ -165,6 +172,8 @@ class Engine(_message.Message):
     """Reason for `reuse` being false."""
     vllm_version: _builtins.str
     """vLLM's version; empty when unknown."""
+    second_chance: _builtins.bool
+    """Whether the owner follows what the engine caches, and can give fresh handles for it. Needs no connector."""
     @_builtins.property
     def retention_ttl(self) -> _duration_pb2.Duration:
         """How long the engine keeps a finished turn's blocks."""
@@ -183,10 +192,11 @@ class Engine(_message.Message):
         reuse: _builtins.bool = ...,
         reuse_problem: _builtins.str = ...,
         vllm_version: _builtins.str = ...,
+        second_chance: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["retention_ttl", b"retention_ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_size", b"block_size", "compatibility_hash", b"compatibility_hash", "connector_version", b"connector_version", "engine_id", b"engine_id", "rank", b"rank", "retention_ttl", b"retention_ttl", "reuse", b"reuse", "reuse_problem", b"reuse_problem", "vllm_version", b"vllm_version", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_size", b"block_size", "compatibility_hash", b"compatibility_hash", "connector_version", b"connector_version", "engine_id", b"engine_id", "rank", b"rank", "retention_ttl", b"retention_ttl", "reuse", b"reuse", "reuse_problem", b"reuse_problem", "second_chance", b"second_chance", "vllm_version", b"vllm_version", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -207,6 +217,7 @@ class Node(_message.Message):
     ENGINES_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     STATE_REASON_FIELD_NUMBER: _builtins.int
+    RETIRING_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Stable name of the node. 1 to 128 of the characters [A-Za-z0-9._:-]."""
     session: _builtins.str
@@ -221,6 +232,10 @@ class Node(_message.Message):
     """Whether the node may be given work."""
     state_reason: _builtins.str
     """Why the node is not READY (for people)."""
+    retiring: _builtins.bool
+    """Whether the engine is not to be used any more once the node has left the directory: an operator drained it. An agent
+    that merely ends leaves an engine that goes on.
+    """
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names under which the server serves its model and adapters."""
@@ -241,10 +256,11 @@ class Node(_message.Message):
         engines: _abc.Iterable[Global___Engine] | None = ...,
         state: Global___NodeState.ValueType = ...,
         state_reason: _builtins.str = ...,
+        retiring: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_address", b"agent_address", "engine_url", b"engine_url", "engines", b"engines", "models", b"models", "node_id", b"node_id", "role", b"role", "session", b"session", "state", b"state", "state_reason", b"state_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_address", b"agent_address", "engine_url", b"engine_url", "engines", b"engines", "models", b"models", "node_id", b"node_id", "retiring", b"retiring", "role", b"role", "session", b"session", "state", b"state", "state_reason", b"state_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -173,6 +173,66 @@ class CompletionsResponse(_message.Message):
 Global___CompletionsResponse: _TypeAlias = CompletionsResponse  # noqa: Y015
 
 @_typing.final
+class EndConversationRequest(_message.Message):
+    """Request of EndConversation. `session_id` or `body` is needed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """Conversation id that its turns carried."""
+    body: _builtins.bytes
+    """JSON body of the conversation's last chat turn; names a conversation without an id. At most the router's body limit."""
+    model: _builtins.str
+    """Model of its turns. Empty: all models that are served (with `body`, the body's own)."""
+    cache_salt: _builtins.str
+    """Cache salt that its turns carried; empty for none (with `body`, the body's own)."""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        body: _builtins.bytes = ...,
+        model: _builtins.str = ...,
+        cache_salt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cache_salt", b"cache_salt", "model", b"model", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndConversationRequest: _TypeAlias = EndConversationRequest  # noqa: Y015
+
+@_typing.final
+class EndConversationResponse(_message.Message):
+    """Response of EndConversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASED_COUNT_FIELD_NUMBER: _builtins.int
+    DEFERRED_COUNT_FIELD_NUMBER: _builtins.int
+    released_count: _builtins.int
+    """Block sets whose release was sent to engines."""
+    deferred_count: _builtins.int
+    """Block sets that a turn is reading, or may be reading: released once that is over."""
+    def __init__(
+        self,
+        *,
+        released_count: _builtins.int = ...,
+        deferred_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deferred_count", b"deferred_count", "released_count", b"released_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndConversationResponse: _TypeAlias = EndConversationResponse  # noqa: Y015
+
+@_typing.final
 class ListModelsRequest(_message.Message):
     """Request of ListModels."""
 

@@ -56,6 +56,11 @@ class InferenceServiceStub:
                 request_serializer=backhaul_dot_router_dot_v1_dot_router__pb2.CompletionsRequest.SerializeToString,
                 response_deserializer=backhaul_dot_router_dot_v1_dot_router__pb2.CompletionsResponse.FromString,
                 _registered_method=True)
+        self.EndConversation = channel.unary_unary(
+                '/backhaul.router.v1.InferenceService/EndConversation',
+                request_serializer=backhaul_dot_router_dot_v1_dot_router__pb2.EndConversationRequest.SerializeToString,
+                response_deserializer=backhaul_dot_router_dot_v1_dot_router__pb2.EndConversationResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/backhaul.router.v1.InferenceService/ListModels',
                 request_serializer=backhaul_dot_router_dot_v1_dot_router__pb2.ListModelsRequest.SerializeToString,
@@ -92,6 +97,17 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndConversation(self, request, context):
+        """Ends a conversation (`DELETE /v1/conversations/{id}`): what decode engines retain for its next turn is released. Call it
+        after the last turn; a turn that still runs is not touched, and what it retains later is not released by this.
+
+        Idempotent. Only the caller's own tenant's conversations are found; an unknown one is not an error, and looks like one
+        that retains nothing. INVALID_ARGUMENT without any id, or for a bad body; UNAVAILABLE when the registry does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists the models that live nodes serve (`GET /v1/models`).
         """
@@ -111,6 +127,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Completions,
                     request_deserializer=backhaul_dot_router_dot_v1_dot_router__pb2.CompletionsRequest.FromString,
                     response_serializer=backhaul_dot_router_dot_v1_dot_router__pb2.CompletionsResponse.SerializeToString,
+            ),
+            'EndConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndConversation,
+                    request_deserializer=backhaul_dot_router_dot_v1_dot_router__pb2.EndConversationRequest.FromString,
+                    response_serializer=backhaul_dot_router_dot_v1_dot_router__pb2.EndConversationResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -184,6 +205,33 @@ class InferenceService:
             '/backhaul.router.v1.InferenceService/Completions',
             backhaul_dot_router_dot_v1_dot_router__pb2.CompletionsRequest.SerializeToString,
             backhaul_dot_router_dot_v1_dot_router__pb2.CompletionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backhaul.router.v1.InferenceService/EndConversation',
+            backhaul_dot_router_dot_v1_dot_router__pb2.EndConversationRequest.SerializeToString,
+            backhaul_dot_router_dot_v1_dot_router__pb2.EndConversationResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,13 @@ class InferenceServiceStub:
     """Runs one chat turn (`POST /v1/chat/completions`). The first message is `started`, every later one a `chunk`."""
     Completions: _grpc.UnaryStreamMultiCallable[_router_pb2.CompletionsRequest, _router_pb2.CompletionsResponse]
     """Runs one completion (`POST /v1/completions`). The first message is `started`, every later one a `chunk`."""
+    EndConversation: _grpc.UnaryUnaryMultiCallable[_router_pb2.EndConversationRequest, _router_pb2.EndConversationResponse]
+    """Ends a conversation (`DELETE /v1/conversations/{id}`): what decode engines retain for its next turn is released. Call it
+    after the last turn; a turn that still runs is not touched, and what it retains later is not released by this.
+
+    Idempotent. Only the caller's own tenant's conversations are found; an unknown one is not an error, and looks like one
+    that retains nothing. INVALID_ARGUMENT without any id, or for a bad body; UNAVAILABLE when the registry does not answer.
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]
     """Lists the models that live nodes serve (`GET /v1/models`)."""
 
@@ -73,6 +80,13 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Runs one chat turn (`POST /v1/chat/completions`). The first message is `started`, every later one a `chunk`."""
     Completions: _aio.UnaryStreamMultiCallable[_router_pb2.CompletionsRequest, _router_pb2.CompletionsResponse]  # type: ignore[assignment]
     """Runs one completion (`POST /v1/completions`). The first message is `started`, every later one a `chunk`."""
+    EndConversation: _aio.UnaryUnaryMultiCallable[_router_pb2.EndConversationRequest, _router_pb2.EndConversationResponse]  # type: ignore[assignment]
+    """Ends a conversation (`DELETE /v1/conversations/{id}`): what decode engines retain for its next turn is released. Call it
+    after the last turn; a turn that still runs is not touched, and what it retains later is not released by this.
+
+    Idempotent. Only the caller's own tenant's conversations are found; an unknown one is not an error, and looks like one
+    that retains nothing. INVALID_ARGUMENT without any id, or for a bad body; UNAVAILABLE when the registry does not answer.
+    """
     ListModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that live nodes serve (`GET /v1/models`)."""
 
@@ -106,6 +120,19 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_router_pb2.CompletionsResponse], _abc.AsyncIterator[_router_pb2.CompletionsResponse]]:
         """Runs one completion (`POST /v1/completions`). The first message is `started`, every later one a `chunk`."""
+
+    @_abc_1.abstractmethod
+    def EndConversation(
+        self,
+        request: _router_pb2.EndConversationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.EndConversationResponse, _abc.Awaitable[_router_pb2.EndConversationResponse]]:
+        """Ends a conversation (`DELETE /v1/conversations/{id}`): what decode engines retain for its next turn is released. Call it
+        after the last turn; a turn that still runs is not touched, and what it retains later is not released by this.
+
+        Idempotent. Only the caller's own tenant's conversations are found; an unknown one is not an error, and looks like one
+        that retains nothing. INVALID_ARGUMENT without any id, or for a bad body; UNAVAILABLE when the registry does not answer.
+        """
 
     @_abc_1.abstractmethod
     def ListModels(
