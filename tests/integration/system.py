@@ -10,6 +10,7 @@ from tests.contract.owner_node import AgentNode, reuses
 from tests.fakes.eventually import eventually
 from tests.fakes.recovery import recovered
 from tests.fakes.registry_process import Registry
+from tests.fakes.streams import Watching
 
 
 @dataclass
@@ -47,6 +48,11 @@ class System:
         """Tells whether the node is in the directory, once, and can reuse blocks."""
         answer = await self.registry.nodes.ListNodes(pb.ListNodesRequest(), timeout=1)
         return len(answer.nodes) == 1 and reuses(answer.nodes[0])
+
+    async def watched(self) -> list[pb.Node]:
+        """Returns the nodes that a new watch begins with. Raises TimeoutError when it says nothing within a second."""
+        async with asyncio.timeout(1), Watching(self.registry.nodes.WatchNodes(pb.WatchNodesRequest())) as watch:
+            return list((await watch.next()).snapshot.nodes)
 
     async def claims(self) -> bool:
         """Claims a new set."""

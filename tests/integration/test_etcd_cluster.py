@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from backhaul.registry.v1 import registry_pb2 as pb
 from tests.contract.owner_node import agent_node
 from tests.fakes.etcd_cluster import EtcdCluster
 from tests.fakes.recovery import recovered
@@ -85,11 +84,7 @@ async def test_the_member_in_use_is_cut_off_from_the_others(system: OnCluster, t
             await newcomer.connector.connect()
 
             async def seen() -> bool:
-                async with asyncio.timeout(0.5):
-                    watch = system.registry.nodes.WatchNodes(pb.WatchNodesRequest())
-                    message = await watch.read()
-                    watch.cancel()
-                return sorted(node.node_id for node in message.snapshot.nodes) == ["node-1", "node-2"]
+                return sorted(node.node_id for node in await system.watched()) == ["node-1", "node-2"]
 
             await recovered("member isolated: a new node is watched", seen, within_s=15)
         system.etcd.reunite()
