@@ -18,6 +18,7 @@ from backhaul.router.v1 import router_pb2_grpc
 from backhaul_common.grpc_client import open_channel
 from backhaul_router.app import Running
 from tests.fakes.engine import hang
+from tests.fakes.etcd_process import free_port
 from tests.fakes.eventually import eventually
 from tests.fakes.router_stack import CHAT, RouterStack, chat_body, router_for, router_stack
 from tests.integration.test_router_shedding import grpc_request
@@ -51,7 +52,7 @@ async def stopping(stack: RouterStack, **config: float) -> AsyncIterator[Running
 
 
 async def test_while_it_waits_it_is_not_ready_and_still_takes_turns(stack: RouterStack) -> None:
-    async with stopping(stack, lame_duck_s=1.0, grace_s=5.0) as router:
+    async with stopping(stack, lame_duck_s=3.0, grace_s=5.0) as router:
         url = f"http://127.0.0.1:{router.http_port}"
         async with stack.client.get(f"{url}/ready") as response:
             assert (response.status, (await response.json())["reason"]) == (503, "stopping")
@@ -85,17 +86,18 @@ async def test_then_it_takes_no_connections_and_finishes_what_runs(stack: Router
 async def test_a_connection_that_is_idle_when_it_stops_is_closed_at_once(stack: RouterStack) -> None:
     """Left open, it would take a request and never answer."""
     stack.decode.then(hang())
-    async with stopping(stack, lame_duck_s=0.5, grace_s=1.0) as router:
+    async with stopping(stack, lame_duck_s=0.5, grace_s=30.0) as router:
         reader, writer = await asyncio.open_connection("127.0.0.1", router.http_port)
         running = asyncio.create_task(
             stack.client.post(f"http://127.0.0.1:{router.http_port}{CHAT}", json=chat_body("hi"))
         )
         await eventually(lambda: bool(stack.decode.legs))
-        assert await asyncio.wait_for(reader.read(), 0.9) == b""
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert not running.done()
         writer.close()
         await writer.wait_closed()
-        with contextlib.suppress(aiohttp.ClientError):
-            await running
+        running.cancel()
+        await asyncio.wait([running])
 
 
 async def test_watches_end_and_the_port_is_free_when_it_is_gone(stack: RouterStack) -> None:
@@ -114,8 +116,7 @@ async def test_watches_end_and_the_port_is_free_when_it_is_gone(stack: RouterSta
 @contextlib.contextmanager
 def process(stack: RouterStack, *flags: str) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
     """A router of its own; yields its HTTP port and itself."""
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     command = [str(Path(sys.executable).with_name("backhaul-router")), "--registry", stack.directory.address]
     command += ["--listen-http", f"127.0.0.1:{port}", "--listen-grpc", "127.0.0.1:0", *flags]
     router = subprocess.Popen(command, stderr=subprocess.DEVNULL, text=True)

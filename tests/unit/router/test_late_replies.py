@@ -11,6 +11,12 @@ from backhaul_router.late_replies import LateReplies
 REPLY = Reply(200, {}, b"{}")
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test ends because its machine is slow."""
+    monkeypatch.setattr(late_replies, "READ_ON_S", 60.0)
+
+
 class Engine:
     """Answers when told to."""
 
