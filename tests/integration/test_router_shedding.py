@@ -94,7 +94,8 @@ async def test_a_refusal_says_which_limit_it_is_and_when_to_try_again() -> None:
 
 async def test_http_and_grpc_share_one_limit_and_recover() -> None:
     async with router_stack(max_turns=10) as stack, client_of_many() as client:
-        stack.decode.then(*[_Gauge().slow(0.2) for _ in range(200)])
+        at_once = _Gauge()
+        stack.decode.then(*[at_once.slow(0.2) for _ in range(200)])
         async with open_channel(f"127.0.0.1:{stack.router.grpc_port}") as channel:
             stub = router_pb2_grpc.InferenceServiceStub(channel)
 
@@ -108,6 +109,7 @@ async def test_http_and_grpc_share_one_limit_and_recover() -> None:
             calls = [post(client, stack) if index % 2 else over_grpc() for index in range(100)]
             answers = await asyncio.gather(*calls)
             assert set(answers) == {(200, ""), (429, "too_many_turns")}
+            assert at_once.most <= 10
             assert stack.router.admission.turn_count == 0
             assert await over_grpc() == (200, "")
         assert await post(client, stack) == (200, "")
@@ -503,13 +505,11 @@ async def _router_with(files: int, registry: str) -> AsyncIterator[tuple[int, li
     assert process.stdout is not None
     told: list[str] = []
     port = 0
-    while not port:
-        told.append((await asyncio.wait_for(process.stdout.readline(), 20)).decode())
-        assert told[-1], told
-        port = json.loads(told[-1]).get("http_port", 0)
-    while '"ready": true' not in told[-1]:
-        told.append((await asyncio.wait_for(process.stdout.readline(), 20)).decode())
     try:
+        while not port or '"ready": true' not in told[-1]:
+            told.append((await asyncio.wait_for(process.stdout.readline(), 20)).decode())
+            assert told[-1], told
+            port = port or json.loads(told[-1]).get("http_port", 0)
         yield port, told
     finally:
         process.terminate()
