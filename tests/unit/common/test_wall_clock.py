@@ -11,10 +11,18 @@ WALL_CLOCKS = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime
 
 
 def wall_clocks(source: str) -> list[str]:
-    """Returns the calls in a module that read the time of day."""
-    return [
+    """Returns what in a module reads the time of day: calls, and functions that are called by their bare name."""
+    tree = list(ast.walk(ast.parse(source)))
+    bare = [
         ast.unparse(node)
-        for node in ast.walk(ast.parse(source))
+        for node in tree
+        if isinstance(node, ast.ImportFrom)
+        and node.module == "time"
+        and {name.name for name in node.names} & WALL_CLOCKS
+    ]
+    return bare + [
+        ast.unparse(node)
+        for node in tree
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in WALL_CLOCKS
@@ -30,3 +38,5 @@ def test_no_service_reads_the_time_of_day(path: Path) -> None:
 def test_a_module_that_reads_it_is_found() -> None:
     source = "import time, datetime\ntime.time()\ndatetime.datetime.now()\ntime.monotonic()\nclock.now()\n"
     assert wall_clocks(source) == ["time.time()", "datetime.datetime.now()"]
+    assert wall_clocks("from time import monotonic, time\n") == ["from time import monotonic, time"]
+    assert wall_clocks("from time import monotonic\n") == []

@@ -1,7 +1,11 @@
 """The scheduler side of the stand-in connector, by itself."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from backhaul_simulator import pull_scheduler
 from backhaul_simulator.connector_base import KVConnectorOutput
 from backhaul_simulator.engine_request import EngineRequest, RequestStatus
 from backhaul_simulator.options import EngineOptions
@@ -44,11 +48,15 @@ def test_a_handoff_is_kept_alive_from_the_requests_arrival_until_it_has_been_rea
     assert _beats(scheduler) == {}
 
 
-def test_heartbeats_come_once_in_a_sixth_of_the_lease() -> None:
-    scheduler = _scheduler(lease_s=3600.0)
+def test_heartbeats_come_once_in_a_sixth_of_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(pull_scheduler, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    scheduler = _scheduler(lease_s=60.0)
     scheduler.on_new_request(_request(HANDOFF))
-    scheduler.build_connector_meta(None)
-    assert _beats(scheduler) == {}
+    beaten = []
+    for clock.now in (1000.0, 1009.9, 1010.0, 1019.9, 1020.0):
+        beaten.append(bool(_beats(scheduler)))
+    assert beaten == [True, False, True, False, True]
 
 
 def test_a_request_that_is_aborted_before_it_was_scheduled_notifies_the_holder_and_reads_nothing() -> None:
