@@ -17,7 +17,8 @@ from backhaul_local.interrupts import end_with_parent, raise_on_signals
 from backhaul_local.processes import LocalError
 from backhaul_local.progress import ConsoleSteps
 from backhaul_local.stack import Stack
-from tests.soak.cluster import cluster_options
+from tests.soak.cluster import ETCD_QUOTA_BYTES, cluster_options
+from tests.soak.etcd_faults import EtcdFaults
 from tests.soak.faults import everything
 from tests.soak.network import BreakableNetwork
 from tests.soak.report import problems, save, show
@@ -66,10 +67,14 @@ def _run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             prefill=options.prefill,
             decode=options.decode,
             network=network,
+            etcd_quota_bytes=ETCD_QUOTA_BYTES if network else 0,
         )
         with ConsoleSteps(console) as steps:
             stack = exits.enter_context(Stack(stack_options, steps))
-        draw = partial(everything, stack, network) if network else None
+        draw = None
+        if network:
+            etcd = EtcdFaults(stack, network, state / "snapshots")
+            draw = partial(everything, stack, network, etcd=etcd.draw)
         report = asyncio.run(soak(stack, plan, draw, _Progress(console, plan.turn_count)))
     save(report, state / "report.json")
     console.print(f"report: {state / 'report.json'}", soft_wrap=True)

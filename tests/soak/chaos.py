@@ -1,12 +1,16 @@
 """Random faults, one after the other and some at once, for as long as a run lasts."""
 
 import asyncio
-import contextlib
+import time
 from collections.abc import Callable
 from random import Random
 
 from backhaul_local.stack import Stack
-from tests.soak.faults import Act, Fault
+from tests.soak.faults import Act, Fault, NotNowError
+
+_MEND_S = 120.0
+_AGAIN_S = 0.5
+"""Pause between two tries to mend, in which other faults end."""
 
 Draw = Callable[[Random], Fault]
 """Draws the next fault."""
@@ -21,6 +25,8 @@ class Chaos:
         Processes are started and killed under the lock.
         """
         self.happened: list[str] = []
+        self.missed: list[str] = []
+        """What could not begin, because what it needs was down."""
         self._stack = stack
         self._draw = draw
         self._rng = Random(f"chaos-{seed}")
@@ -45,18 +51,32 @@ class Chaos:
 
     async def _happen(self, fault: Fault, subject: str) -> None:
         self._running.add(subject)
-        self.happened.append(fault.name)
         hold_s = fault.hold_s * self._rng.uniform(0.3, 1.5)
         try:
             await self._act(fault.begin)
+            self.happened.append(fault.name)
             await asyncio.sleep(hold_s)
-        except OSError:
-            # The engine that was to misbehave is down.
-            return
+        except (OSError, NotNowError):
+            self.missed.append(fault.name)
         finally:
-            with contextlib.suppress(OSError):
-                await self._act(fault.end)
+            await self._mend(fault)
             self._running.discard(subject)
+
+    async def _mend(self, fault: Fault) -> None:
+        """Tries until it succeeds. Raises NotNowError when it does not for long."""
+        deadline = time.monotonic() + _MEND_S
+        while True:
+            try:
+                await self._act(fault.end)
+            except OSError:
+                # The engine that misbehaved is down.
+                return
+            except NotNowError:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return
 
     async def _act(self, act: Act) -> None:
         async with self._lock:

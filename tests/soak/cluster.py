@@ -10,6 +10,10 @@ CLAIM_TTL_S = 7.0
 """The shortest that agents take: what a claim blocks is free again soon."""
 LEASE_TTL_S = 3.0
 TTL_S = 20.0
+ETCD_USER, ETCD_PASSWORD = "backhaul", "secret"
+ETCD_QUOTA_BYTES = 24 * 1024 * 1024
+"""Room for a random run, and soon filled."""
+_TOKEN_TTL_S = 3
 
 
 def cluster_options(
@@ -24,15 +28,27 @@ def cluster_options(
     block_count: int = 30_000,
     warm_prefill_s: float = 5.0,
     network: Network | None = None,
+    etcd_quota_bytes: int = 0,
 ) -> StackOptions:
-    """Returns what the stack consists of. Engines' clocks are hours apart and drift, as the seed has it."""
+    """Returns what the stack consists of. Engines' clocks are hours apart and drift, as the seed has it.
+
+    ``etcd_quota_bytes``: size at which etcd takes no more; 0: its own (2 GB).
+    """
     rng = Random(f"clocks-{seed}")
     return StackOptions(
         state=state,
         etcd_members=etcd_members,
         # Members of one machine share its disk: what a power cut would cost is not what a soak is about.
-        etcd_flags=["--unsafe-no-fsync", "--heartbeat-interval", "100", "--election-timeout", "1000"],
+        etcd_flags=[
+            *("--unsafe-no-fsync", "--heartbeat-interval", "100", "--election-timeout", "1000"),
+            *("--auth-token-ttl", str(_TOKEN_TTL_S), "--bcrypt-cost", "4"),
+            *("--quota-backend-bytes", str(etcd_quota_bytes)),
+            # What fills it would stay in memory for 100,000 entries.
+            *("--snapshot-count", "1000"),
+        ],
         registries=registries,
+        # No obstacle as long as nobody switches authentication on.
+        registry_flags=["--etcd-user", ETCD_USER, "--etcd-password", ETCD_PASSWORD],
         routers=routers,
         prefill=[_engine(rng, block_count) for _ in range(prefill)],
         decode=[_engine(rng, block_count) for _ in range(decode)],

@@ -16,6 +16,10 @@ _HAPPEN_S = 20.0
 Act = Callable[[Stack], None]
 
 
+class NotNowError(Exception):
+    """Something that is down keeps a fault from beginning or from being mended. Mending is tried again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Something that happens to a stack and is mended again."""
@@ -116,9 +120,27 @@ def together(name: str, *faults: Fault) -> Fault:
     return Fault(name, begin, end, max(fault.hold_s for fault in faults))
 
 
-def everything(stack: Stack, network: BreakableNetwork, rng: Random) -> Fault:
-    """Returns one fault of a random mixture: processes killed, stopped, frozen; links cut, silent, slow; slow reads."""
-    subject = rng.choice(["process", "process", "link", "reads"])
+def restarting(name: str, fault: Fault) -> Fault:
+    """A process is killed and at once started again, into a fault that has begun."""
+
+    def begin(stack: Stack) -> None:
+        stack.kill(name)
+        fault.begin(stack)
+        stack.restart(name, wait=False)
+
+    return Fault(f"{fault.name}, {name} restarts", begin, fault.end, fault.hold_s)
+
+
+def everything(
+    stack: Stack, network: BreakableNetwork, rng: Random, *, etcd: Callable[[Random], Fault] | None = None
+) -> Fault:
+    """Returns one fault of a random mixture: processes killed, stopped, frozen; links cut, silent, slow; slow reads.
+
+    ``etcd`` adds what it draws.
+    """
+    subject = rng.choice(["process", "process", "link", "reads", *(["etcd"] if etcd else [])])
+    if etcd and subject == "etcd":
+        return etcd(rng)
     if subject == "process":
         return rng.choice((kill, stop, freeze))(rng.choice(stack.process_names))
     if subject == "link":

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from tests.soak.tally import Tally
 
 
 def document(
-    tally: Tally, ledgers: Ledgers, *, settings: dict[str, Any], seconds: float, faults: list[str], deaths: list[str]
+    tally: Tally,
+    ledgers: Ledgers,
+    *,
+    settings: dict[str, Any],
+    seconds: float,
+    faults: list[str],
+    missed_faults: list[str],
+    deaths: list[str],
 ) -> dict[str, Any]:
     """Returns the whole report as JSON."""
     return {
@@ -27,6 +35,8 @@ def document(
         **tally.document(),
         "engines_counted": ledgers.counts(),
         "faults": faults,
+        "faults_by_kind": dict(Counter(name.partition(" ")[0] for name in faults).most_common()),
+        "missed_faults": missed_faults,
         "deaths": deaths,
         "engines": ledgers.ranks,
     }
@@ -58,11 +68,12 @@ def show(report: dict[str, Any], console: Console) -> None:
     table = Table(title=f"{report['turns']} turns in {report['seconds']:.0f} s, seed {report['settings']['seed']}")
     table.add_column("what")
     table.add_column("count", justify="right")
-    for group in ("outcomes", "routes", "misses", "kinds", "engines_counted"):
+    for group in ("outcomes", "routes", "misses", "kinds", "engines_counted", "faults_by_kind"):
         for name, count in report[group].items():
             table.add_row(f"{group.replace('_', ' ')}: {name}", str(count))
     table.add_row("wrong texts", str(report["wrong_texts"]))
     table.add_row("faults", str(len(report["faults"])))
+    table.add_row("faults that could not begin", str(len(report["missed_faults"])))
     console.print(table)
 
 

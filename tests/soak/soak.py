@@ -71,6 +71,7 @@ async def soak(
         settings=asdict(plan),
         seconds=seconds,
         faults=chaos.happened if chaos else [],
+        missed_faults=chaos.missed if chaos else [],
         deaths=keeper.deaths,
     )
 

@@ -66,6 +66,7 @@ class Stack:
         self._etcd_data = options.state / "etcd"
         self._exit = ExitStack()
         self._etcd_names: list[str] = []
+        self.etcd_members: list[EtcdMember] = []
         self.etcd_endpoints: list[str] = []
         self.registries: list[str] = []
         """host:port of each registry."""
@@ -224,7 +225,7 @@ class Stack:
     def _start_etcd(self) -> None:
         count = self._options.etcd_members
         names = self._etcd_names = ["etcd"] if count == 1 else [f"etcd-{index}" for index in range(1, count + 1)]
-        cluster = [
+        cluster = self.etcd_members = [
             EtcdMember(
                 name=name,
                 client_port=self._ports.take(2379 + 2 * index if self._options.default_ports else None),
