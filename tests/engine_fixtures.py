@@ -19,7 +19,7 @@ from backhaul_local.engines import EngineOptions, EnginePlace, engine_spec
 from backhaul_local.ports import HOST, Ports
 from backhaul_local.probes import http_ready
 from backhaul_local.processes import ProcessSpec, Supervisor
-from backhaul_local.simulated import SimulatedEngine, simulated_spec
+from backhaul_local.simulated import SimulatedEngine, SimulatedPorts, simulated_spec
 from tests.fakes.agent_peer import AgentPeer
 from tests.fakes.engine_pair import Engine, Pair
 
@@ -94,7 +94,7 @@ def pair(engines: Engines, request: pytest.FixtureRequest) -> Pair:
     for hand_off in engines.prefill.take_hand_offs():
         engines.prefill.nixl.release(hand_off)
     forget(engines)
-    return Pair(engines.prefill, engines.decode, engines.vocabulary, seed=hash(request.node.name))
+    return Pair(engines.prefill, engines.decode, engines.vocabulary, seed=request.node.name)
 
 
 def forget(engines: Engines) -> None:
@@ -150,7 +150,7 @@ def running_simulated(folder: Path, *, agents: bool = True) -> Iterator[Engines]
     )
     kind = _Kind(
         place=partial(EnginePlace, python=Path(), model=Path()),
-        spec=partial(simulated_spec, options=options, memory_port=0, told_memory_port=0),
+        spec=partial(simulated_spec, options=options, ports=SimulatedPorts()),
         nixl=importlib.import_module("backhaul_simulator.notifications"),
         vocabulary=range(300, 40_000),
         ttl_s=TTL_S,

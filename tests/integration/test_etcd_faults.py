@@ -20,10 +20,10 @@ from tests.contract.owner_node import agent_node
 from tests.fakes import samples
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.eventually import eventually
+from tests.fakes.proxy import Proxy
 from tests.fakes.recovery import recovered
 from tests.fakes.registry_process import running_registry
 from tests.fakes.streams import Joining, Watching, resuming
-from tests.fakes.tcp_proxy import TcpProxy
 from tests.integration.system import System
 
 pytestmark = pytest.mark.etcd
@@ -103,7 +103,7 @@ async def test_a_watch_is_not_resumed_on_a_history_that_reached_the_same_revisio
 
 
 async def test_etcd_is_compacted_while_a_registry_is_cut_off(own_etcd: EtcdProcess, tmp_path: Path) -> None:
-    with TcpProxy(own_etcd.endpoint) as proxy:
+    with Proxy(own_etcd.endpoint) as proxy:
         async with (
             running(proxy.address, tmp_path) as system,
             running_registry(own_etcd.endpoint, "cluster") as other,
@@ -118,11 +118,8 @@ async def test_etcd_is_compacted_while_a_registry_is_cut_off(own_etcd: EtcdProce
             proxy.heal()
 
             async def seen() -> bool:
-                watch = system.registry.nodes.WatchNodes(pb.WatchNodesRequest())
-                async with asyncio.timeout(1):
-                    message = await watch.read()
-                watch.cancel()
-                return {node.node_id: node.state_reason for node in message.snapshot.nodes}.get("new") == "49"
+                reasons = {node.node_id: node.state_reason for node in await system.watched()}
+                return reasons.get("new") == "49"
 
             await recovered("compacted while cut off: all changes seen", seen, within_s=10)
             # Connected and idle, a compaction disturbs nothing.
@@ -273,7 +270,7 @@ async def test_a_wrong_password_is_named_and_waited_for(tmp_path: Path) -> None:
 
 
 async def test_connections_to_etcd_break_again_and_again(own_etcd: EtcdProcess, tmp_path: Path) -> None:
-    with TcpProxy(own_etcd.endpoint) as proxy, capture_logs() as logs:
+    with Proxy(own_etcd.endpoint) as proxy, capture_logs() as logs:
         async with running(proxy.address, tmp_path, lease_ttl_s=4) as system:
             for _ in range(10):
                 await asyncio.sleep(0.45)

@@ -1,17 +1,20 @@
 """Proxies between the parts of a stack, so that a test can break what lies between them."""
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from tests.fakes.tcp_proxy import TcpProxy
+from tests.fakes.proxy import Proxy
 
 
 class BreakableNetwork:
     """One proxy for each pair of parts; links are named ``source > target``. Ends its proxies on exit."""
 
-    def __init__(self) -> None:
-        self._links: dict[str, TcpProxy] = {}
+    def __init__(self, only: Collection[str] = ()) -> None:
+        """``only``: names of the links that can be broken; empty: all."""
+        self._only = only
+        self._links: dict[str, Proxy] = {}
         self._exit = ExitStack()
 
     def __enter__(self) -> Self:
@@ -29,10 +32,13 @@ class BreakableNetwork:
 
     def between(self, source: str, target: str, address: str) -> str:
         """Puts a proxy before ``address`` and returns the proxy's own."""
-        proxy = self._exit.enter_context(TcpProxy(address))
-        self._links[f"{source} > {target}"] = proxy
+        name = f"{source} > {target}"
+        if self._only and name not in self._only:
+            return address
+        proxy = self._exit.enter_context(Proxy(address))
+        self._links[name] = proxy
         return proxy.address
 
-    def link(self, name: str) -> TcpProxy:
+    def link(self, name: str) -> Proxy:
         """Returns the proxy of a link. Raises KeyError for an unknown one."""
         return self._links[name]

@@ -11,7 +11,20 @@ import msgspec
 import pytest
 
 from backhaul_local.stack import Stack
-from tests.soak.faults import Fault, cut, etcd_leader, freeze, kill, other_role, scripted, slow, stop, swallow, together
+from tests.soak.faults import (
+    Fault,
+    cut,
+    etcd_leader,
+    freeze,
+    kill,
+    other_role,
+    restarting,
+    scripted,
+    slow,
+    stop,
+    swallow,
+    together,
+)
 from tests.soak.network import BreakableNetwork
 from tests.soak.recovery import Load, Recovery, recovery_from
 
@@ -108,6 +121,8 @@ async def test_turns_are_served_while_etcd_has_no_quorum(stack: Stack, load: Loa
     await check(members, stack, load, told=NONE, within_s=40)
 
 
+BREAKS = [pytest.param(cut, id="cut"), pytest.param(swallow, id="silent"), pytest.param(slow, id="slow")]
+
 LINKS = [
     ("registry-1 > etcd-1", ""),
     ("router-1 > registry-1", ""),
@@ -117,7 +132,7 @@ LINKS = [
 ]
 
 
-@pytest.mark.parametrize("make", [cut, swallow, slow], ids=["cut", "silent", "slow"])
+@pytest.mark.parametrize("make", BREAKS)
 @pytest.mark.parametrize(("link", "holder"), LINKS, ids=[link for link, _ in LINKS])
 async def test_turns_do_not_depend_on_a_link_of_the_control_plane(
     stack: Stack,
@@ -153,7 +168,69 @@ async def test_a_broken_link_to_an_engine_fails_at_most_answers_that_were_on_it(
     await check(make(network, link), stack, load, told=told, within_s=30)
 
 
-@pytest.mark.parametrize("make", [cut, swallow, slow], ids=["cut", "silent", "slow"])
+@pytest.mark.parametrize("make", BREAKS)
+@pytest.mark.parametrize(
+    ("link", "holder"),
+    [
+        ("decode-1 > agent-decode-1", "decode-1"),
+        ("prefill-1 > agent-prefill-1", ""),
+        ("peers > decode-1 notifications", "decode-1"),
+        ("peers > prefill-1 notifications", ""),
+    ],
+)
+async def test_what_an_engine_is_told_and_tells_may_come_late_or_never(
+    stack: Stack,
+    network: BreakableNetwork,
+    load: Load,
+    make: Callable[[BreakableNetwork, str], Fault],
+    link: str,
+    holder: str,
+) -> None:
+    await check(make(network, link), stack, load, told=NONE, within_s=40, holder=holder)
+
+
+@pytest.mark.parametrize("make", BREAKS)
+@pytest.mark.parametrize(
+    ("link", "asker", "holder"),
+    [
+        ("agent-decode-1 > decode-1 side channel", "agent-decode-1", "decode-1"),
+        ("peers > decode-1 side channel", "prefill-1", "decode-1"),
+        ("peers > prefill-1 side channel", "decode-1", "decode-1"),
+    ],
+)
+async def test_a_process_starts_while_the_side_channel_that_it_asks_is_broken(
+    stack: Stack,
+    network: BreakableNetwork,
+    load: Load,
+    make: Callable[[BreakableNetwork, str], Fault],
+    link: str,
+    asker: str,
+    holder: str,
+) -> None:
+    """Only who starts shakes hands."""
+    fault = make(network, link)
+    told = STREAMS if asker == "decode-1" else NONE
+    await check(restarting(asker, fault), stack, load, told=told, within_s=40, holder=holder)
+
+
+@pytest.mark.parametrize("make", BREAKS)
+async def test_etcds_members_hear_one_another_late_or_not_at_all(
+    stack: Stack, network: BreakableNetwork, load: Load, make: Callable[[BreakableNetwork, str], Fault]
+) -> None:
+    leader = f"etcd-{etcd_leader(stack.etcd_endpoints) + 1}"
+    await check(make(network, f"members > {leader}"), stack, load, told=NONE, within_s=30)
+
+
+@pytest.mark.parametrize("make", [cut, swallow], ids=["cut", "silent"])
+async def test_turns_are_served_while_no_member_of_etcd_hears_another(
+    stack: Stack, network: BreakableNetwork, load: Load, make: Callable[..., Fault]
+) -> None:
+    links = [make(network, f"members > etcd-{number}", hold_s=6) for number in (1, 2, 3)]
+    name = f"{make.__name__} members > etcd-1, etcd-2, etcd-3"
+    await check(together(name, *links), stack, load, told=NONE, within_s=40)
+
+
+@pytest.mark.parametrize("make", BREAKS)
 @pytest.mark.parametrize("holder", ["prefill-1", "decode-1"])
 async def test_blocks_that_cannot_be_read_are_computed(
     stack: Stack,

@@ -1,7 +1,6 @@
 """One stack of real parts for all tests of this folder: two routers, two registries, a prefill and a decode node."""
 
 import hashlib
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,19 +14,19 @@ from backhaul_local.options import StackOptions
 from backhaul_local.stack import Stack
 from tests.e2e.stack.chat import Chat, Messages, Reply, answered, opening
 from tests.fakes.otlp_collector import OtlpCollector
-from tests.fakes.socket_proxy import SocketProxy
+from tests.soak.network import BreakableNetwork
 
 LEASE_TTL_S = 3.0
 CLAIM_TTL_S = 10.0
 KEYS = {"north": "key-of-north", "south": "key-of-south"}
+CONNECTOR_SOCKET = "decode-1 > agent-decode-1"
 
 
 @pytest.fixture(scope="session")
-def cut(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SocketProxy]:
-    """What stands between the decode engine's connector and its agent."""
-    # Unix socket paths are limited to 107 bytes.
-    with tempfile.TemporaryDirectory() as folder, SocketProxy(Path(folder) / "d.sock") as proxy:
-        yield proxy
+def network() -> Iterator[BreakableNetwork]:
+    """Of which the link between the decode engine's connector and its agent can be broken."""
+    with BreakableNetwork(only=[CONNECTOR_SOCKET]) as network:
+        yield network
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +40,7 @@ def collector() -> Iterator[OtlpCollector]:
 def stack(
     engine_python: Path,
     tiny_model: Path,
-    cut: SocketProxy,
+    network: BreakableNetwork,
     collector: OtlpCollector,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Stack]:
@@ -58,23 +57,16 @@ def stack(
         model=tiny_model,
         state=tmp_path_factory.mktemp("stack"),
         prefill=[EngineOptions(flags=flags, env={**traced, "OTEL_SERVICE_NAME": "prefill"})],
-        decode=[
-            EngineOptions(
-                ttl_s=60,
-                flags=flags,
-                env={**traced, "OTEL_SERVICE_NAME": "decode", "BACKHAUL_AGENT_SOCKET": str(cut.path)},
-            )
-        ],
+        decode=[EngineOptions(ttl_s=60, flags=flags, env={**traced, "OTEL_SERVICE_NAME": "decode"})],
         env=traced,
         registries=2,
         routers=2,
         agent_flags=["--lease-ttl-s", str(LEASE_TTL_S), "--claim-ttl-s", str(CLAIM_TTL_S)],
         # Generous: the engines of a test machine take all its cores.
         router_flags=["--lookup-budget-s", "0.5"],
+        network=network,
     )
-    stack = Stack(options)
-    with stack:
-        cut.target = stack.node("decode-1").socket
+    with Stack(options) as stack:
         yield stack
 
 

@@ -6,8 +6,15 @@ import pytest
 
 from backhaul_local.stack import Stack
 from tests.e2e.stack.chat import Chat, Messages, answered
-from tests.e2e.stack.conftest import CLAIM_TTL_S, LEASE_TTL_S, conversation, eventually, eventually_warm
-from tests.fakes.socket_proxy import SocketProxy
+from tests.e2e.stack.conftest import (
+    CLAIM_TTL_S,
+    CONNECTOR_SOCKET,
+    LEASE_TTL_S,
+    conversation,
+    eventually,
+    eventually_warm,
+)
+from tests.soak.network import BreakableNetwork
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
 
@@ -64,11 +71,13 @@ def test_an_etcd_that_is_killed_and_restarted_on_its_data(chat: Chat, stack: Sta
     _right_and_in_time(chat, messages)
 
 
-def test_a_cut_connector_socket(chat: Chat, cut: SocketProxy) -> None:
+def test_a_cut_connector_socket(chat: Chat, network: BreakableNetwork) -> None:
     messages, _ = conversation(chat)
-    cut.cut()
+    socket = network.link(CONNECTOR_SOCKET)
+    socket.cut()
 
     messages = _right_and_in_time(chat, messages)
+    socket.heal()
 
     eventually_warm(chat, within_s=CLAIM_TTL_S + 20)
     _right_and_in_time(chat, messages)

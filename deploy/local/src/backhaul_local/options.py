@@ -16,10 +16,12 @@ class Network(Protocol):
     """What lies between two parts of a stack."""
 
     def between(self, source: str, target: str, address: str) -> str:
-        """Returns the address (host:port) under which ``source`` reaches ``target``, which listens on ``address``.
+        """Returns the address under which ``source`` reaches ``target``, which listens on ``address``.
 
-        Both are names of processes; the source is ``routers`` for what nodes tell all routers, ``engines`` for the
-        memory of a simulated engine.
+        An address is host:port, or the absolute path of a Unix socket. Both names are those of processes, the target's
+        with what it is that listens there: ``decode-1 side channel``. The source is ``routers`` for what nodes tell all
+        routers, ``engines`` for the memory of a simulated engine, ``peers`` for what an engine tells whoever shakes
+        hands with it (other engines and its own agent), ``members`` for what etcd's members tell one another.
         """
         ...
 
@@ -56,4 +58,4 @@ class StackOptions:
     default_ports: bool = False
     """Takes the ports that the README names where they are free, else random ones."""
     network: Network = field(default_factory=DirectNetwork)
-    """Between services and etcd, among services, and between services and engines' HTTP servers."""
+    """Between any two parts; the memory, side channels and notifications of real engines are reached directly."""

@@ -27,13 +27,22 @@ class SimulatedEngine:
     """Added to the command line."""
 
 
-def simulated_spec(
-    place: EnginePlace, options: SimulatedEngine, *, memory_port: int, told_memory_port: int
-) -> ProcessSpec:
-    """Returns how to start one simulated engine.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedPorts:
+    """Where rank 0 listens besides HTTP and side channel, rank n n ports higher; and what others are told.
 
-    Rank 0's memory is read at ``memory_port``, and readers are told ``told_memory_port``; rank n's n ports higher.
+    0: any port, or told as it is.
     """
+
+    memory: int = 0
+    told_memory: int = 0
+    notifications: int = 0
+    told_notifications: int = 0
+    told_side_channel: int = 0
+
+
+def simulated_spec(place: EnginePlace, options: SimulatedEngine, ports: SimulatedPorts) -> ProcessSpec:
+    """Returns how to start one simulated engine."""
     flags = {
         "model": MODEL_NAME,
         "host": HOST,
@@ -42,8 +51,11 @@ def simulated_spec(
         "ranks": str(options.ranks),
         "ttl-s": str(options.ttl_s),
         "lease-s": str(options.lease_s),
-        "transfer-port": str(memory_port),
-        "advertised-transfer-port": str(told_memory_port),
+        "advertised-side-channel-port": str(ports.told_side_channel),
+        "notification-port": str(ports.notifications),
+        "advertised-notification-port": str(ports.told_notifications),
+        "transfer-port": str(ports.memory),
+        "advertised-transfer-port": str(ports.told_memory),
     }
     command = [sys.executable, "-m", "backhaul_simulator"]
     command += [part for name, value in flags.items() for part in (f"--{name}", value)]

@@ -20,7 +20,7 @@ from backhaul_local.ports import HOST, Ports
 from backhaul_local.probes import grpc_ready, http_ready
 from backhaul_local.processes import Process, ProcessSpec, Supervisor
 from backhaul_local.progress import SilentSteps, Steps
-from backhaul_local.simulated import SimulatedEngine, nixl_stand_in, simulated_spec
+from backhaul_local.simulated import SimulatedEngine, SimulatedPorts, nixl_stand_in, simulated_spec
 
 _ENGINE_START_S = 300
 _SERVICE_START_S = 60
@@ -210,35 +210,49 @@ class Stack:
                 model=self._options.model,
                 http_port=_port(node.url),
                 side_channel_port=_port(node.side_channel),
-                agent_socket=node.socket,
+                agent_socket=Path(self._options.network.between(node.name, node.agent, str(node.socket))),
             )
             self._launch(self._engine_spec(place, node.engine), partial(http_ready, f"{node.url}/health"))
 
     def _engine_spec(self, place: EnginePlace, engine: Engine) -> ProcessSpec:
         if not isinstance(engine, SimulatedEngine):
             return engine_spec(place, engine)
-        first = self._ports.take_row(engine.ranks)
-        # What is put between lies before rank 0: where there are several, their memories are reached directly.
-        told = self._options.network.between("engines", place.name, f"{HOST}:{first}") if engine.ranks == 1 else ""
-        return simulated_spec(place, engine, memory_port=first, told_memory_port=_port(told) if told else first)
+        return simulated_spec(place, engine, self._simulated_ports(place, engine.ranks))
+
+    def _simulated_ports(self, place: EnginePlace, ranks: int) -> SimulatedPorts:
+        def told(source: str, target: str, port: int) -> int:
+            # What is put between lies before rank 0: where there are several, they are reached directly.
+            return _port(self._options.network.between(source, target, f"{HOST}:{port}")) if ranks == 1 else port
+
+        memory, notifications = self._ports.take_row(ranks), self._ports.take_row(ranks)
+        return SimulatedPorts(
+            memory=memory,
+            told_memory=told("engines", place.name, memory),
+            notifications=notifications,
+            told_notifications=told("peers", f"{place.name} notifications", notifications),
+            told_side_channel=told("peers", f"{place.name} side channel", place.side_channel_port),
+        )
 
     def _start_etcd(self) -> None:
         count = self._options.etcd_members
         names = self._etcd_names = ["etcd"] if count == 1 else [f"etcd-{index}" for index in range(1, count + 1)]
-        cluster = self.etcd_members = [
-            EtcdMember(
-                name=name,
-                client_port=self._ports.take(2379 + 2 * index if self._options.default_ports else None),
-                peer_port=self._ports.take(),
-                data=self._etcd_data / name,
-            )
-            for index, name in enumerate(names)
-        ]
+        cluster = self.etcd_members = [self._etcd_member(index, name) for index, name in enumerate(names)]
         for member in cluster:
             self.etcd_endpoints.append(member.endpoint)
             spec = etcd_spec(member, cluster, self._options.etcd_flags)
             self._launch(spec, partial(http_ready, f"http://{member.endpoint}/health"))
         self._await(names, _SERVICE_START_S)
+
+    def _etcd_member(self, index: int, name: str) -> EtcdMember:
+        member = EtcdMember(
+            name=name,
+            client_port=self._ports.take(2379 + 2 * index if self._options.default_ports else None),
+            peer_port=self._ports.take(),
+            data=self._etcd_data / name,
+        )
+        if self._options.etcd_members == 1:
+            return member
+        return replace(member, told_peer=self._options.network.between("members", name, member.peer))
 
     def _start_registries(self) -> None:
         for index in range(1, self._options.registries + 1):
@@ -256,12 +270,24 @@ class Stack:
             engine = node.url.removeprefix("http://")
             flags = ["--engine-url", f"http://{network.between(node.agent, node.name, engine)}"]
             flags += ["--advertise-engine-url", f"http://{network.between('routers', node.name, engine)}"]
-            flags += ["--side-channel", node.side_channel, "--role", node.role, "--listen", node.agent_address]
+            flags += [
+                "--side-channel",
+                self._reached_side_channel(node),
+                "--role",
+                node.role,
+                "--listen",
+                node.agent_address,
+            ]
             flags += ["--advertise", network.between("routers", node.agent, node.agent_address)]
             flags += ["--registry", self._reached_registries(node.agent), "--node-id", node.name]
             flags += ["--connector-socket", str(node.socket), *self._options.agent_flags]
             ready = partial(grpc_ready, node.agent_address)
             self._service(node.agent, "backhaul-node-agent", flags, ready, _WAITING, _agent_env(node.engine))
+
+    def _reached_side_channel(self, node: Node) -> str:
+        if isinstance(node.engine, SimulatedEngine) and node.engine.ranks > 1:
+            return node.side_channel
+        return self._options.network.between(node.agent, f"{node.name} side channel", node.side_channel)
 
     def _reached_registries(self, source: str) -> str:
         names = [f"registry-{index}" for index in range(1, len(self.registries) + 1)]

@@ -28,6 +28,9 @@ _NUMBERS = (
     ("end_rate", "N", "about one generated token in so many ends the turn"),
     ("clock_offset_s", "S", "added to this process's perf_counter, by which engines measure deadlines"),
     ("clock_rate_ppm", "PPM", "how much faster this process's perf_counter runs, in millionths"),
+    ("advertised_side_channel_port", "PORT", "port that others are told instead, for a proxy in between; 0: the same"),
+    ("notification_port", "PORT", "port at which rank 0 takes notifications, rank n n ports higher; 0: any"),
+    ("advertised_notification_port", "PORT", "port that senders are told instead, for a proxy in between; 0: the same"),
     ("transfer_port", "PORT", "port at which rank 0's blocks are read, rank n's n ports higher; 0: any"),
     ("advertised_transfer_port", "PORT", "port that readers are told instead, for a proxy in between; 0: the same"),
 )

@@ -20,7 +20,7 @@ from backhaul_simulator.runner import Runner
 from backhaul_simulator.scheduler import Results, Scheduler, Step
 from backhaul_simulator.transfer import TransferServer
 from backhaul_simulator.truth import Truth
-from backhaul_simulator.vllm_config import cache_config_of, config_of
+from backhaul_simulator.vllm_config import cache_config_of, config_of, port_of
 
 _TICK_S = 0.02
 """How often an engine steps that only waits or retains: vLLM steps without pause then, and sees leases end."""
@@ -45,7 +45,7 @@ class Engine:
         model = Model(weights=options.weights, vocabulary=options.vocabulary, end_rate=options.end_rate)
         self._runner = Runner(model, self._pool)
         self._transfers = TransferServer(
-            self.engine_id, self._pool, self.instruments, port=_port_of(options.transfer_port, rank)
+            self.engine_id, self._pool, self.instruments, port=port_of(options.transfer_port, rank)
         )
         scheduler_side, self._worker_side = self._connectors()
         self._scheduler_side = scheduler_side
@@ -72,7 +72,7 @@ class Engine:
     def _connectors(self) -> tuple[Connector, Connector]:
         envs: Any = importlib.import_module("vllm.envs")
         envs.VLLM_NIXL_SIDE_CHANNEL_HOST = self.options.side_channel_host
-        envs.VLLM_NIXL_SIDE_CHANNEL_PORT = self.options.side_channel_port
+        envs.VLLM_NIXL_SIDE_CHANNEL_PORT = self.options.advertised_side_channel_port or self.options.side_channel_port
         # As vLLM loads it with kv_connector_module_path, or without.
         module = "backhaul_connector" if self.options.connector else "backhaul_simulator.stock_connector"
         made: type[Any] = importlib.import_module(module).NixlConnector
@@ -83,7 +83,7 @@ class Engine:
     def _register(self) -> None:
         memory = EngineMemory(
             pool=self._pool,
-            transfer_port=_port_of(self.options.advertised_transfer_port, self.rank) or self._transfers.port,
+            transfer_port=port_of(self.options.advertised_transfer_port, self.rank) or self._transfers.port,
             wake=self._wake,
             kind_of=self._scheduler.kind_of,
             pause_of=self._pause_of,
@@ -274,8 +274,3 @@ class Engine:
             self._dead = reason
             for stream in self._streams.values():
                 stream.put_nowait(reason)
-
-
-def _port_of(first: int, rank: int) -> int:
-    """Returns a rank's port in a row that starts with rank 0's; 0 where none is given."""
-    return first + rank if first else 0

@@ -21,11 +21,14 @@ class NixlError(RuntimeError):
 
 @dataclass
 class nixl_agent_config:  # noqa: N801 - NIXL's own name
-    """Configuration; only its names are NIXL's, nothing of it matters here."""
+    """Configuration; only its names are NIXL's, and only ports matter here."""
 
     enable_prog_thread: bool = True
     enable_listen_thread: bool = False
     listen_port: int = 0
+    """Where notifications arrive; 0: at any port."""
+    advertised_port: int = 0
+    """What senders are told in its place (the simulator's own); 0: the same."""
     capture_telemetry: bool = False
     num_threads: int = 0
     backends: list[str] = field(default_factory=lambda: ["UCX"])
@@ -36,7 +39,9 @@ class nixl_agent:  # noqa: N801 - NIXL's own name
 
     def __init__(self, agent_name: str, nixl_conf: nixl_agent_config | None = None) -> None:
         self._name = agent_name
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        ports = nixl_conf or nixl_agent_config()
+        self._listener = socket.create_server(("127.0.0.1", ports.listen_port), backlog=128)
+        self._address = ("127.0.0.1", ports.advertised_port or self._listener.getsockname()[1])
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -51,8 +56,7 @@ class nixl_agent:  # noqa: N801 - NIXL's own name
 
     def get_agent_metadata(self) -> bytes:
         """Returns what `add_remote_agent` of a peer needs."""
-        host, port = self._listener.getsockname()
-        return json.dumps([self._name, host, port]).encode()
+        return json.dumps([self._name, *self._address]).encode()
 
     def add_remote_agent(self, metadata: bytes) -> str:
         """Makes a peer known and returns its name. Raises NixlError for metadata of something else."""

@@ -43,6 +43,12 @@ class EngineOptions:
     side_channel_host: str = "127.0.0.1"
     side_channel_port: int = 5600
     """Port of rank 0; rank n listens at port + n."""
+    advertised_side_channel_port: int = 0
+    """Port that others are told in its place, for a network in between; 0: the same."""
+    notification_port: int = 0
+    """Port at which rank 0 takes NIXL's notifications, rank n at port + n; 0: any."""
+    advertised_notification_port: int = 0
+    """Port that senders are told in its place, for a network in between; 0: the same."""
     transfer_port: int = 0
     """Port at which rank 0's memory is read, rank n's at port + n; 0: any."""
     advertised_transfer_port: int = 0

@@ -19,11 +19,12 @@ class PullConnectorScheduler:
     """Decides what is read, what is retained, and what the worker is told."""
 
     def __init__(self, config: VllmConfig, engine_id: str, *, host: str, port: int) -> None:
-        """``host`` and ``port`` are those of this rank's side channel."""
+        """``host`` and ``port`` are what others are told of this rank's side channel."""
         get = config.kv_transfer_config.get_from_extra_config
         self._engine_id = engine_id
         self._host = host
         self._port = port
+        self._listening_port = config.ports.side_channel
         self._lease_s: float = get("kv_lease_duration", 30)
         self._heartbeat_interval_s = self._lease_s // 6
         self._recompute_threshold = int(get("kv_recompute_threshold", 64))
@@ -40,7 +41,7 @@ class PullConnectorScheduler:
 
     def listen(self, payload: NixlHandshakePayload) -> None:
         """Opens the side channel (``set_xfer_handshake_metadata``)."""
-        self._listener = HandshakeListener(self._host, self._port, payload)
+        self._listener = HandshakeListener(self._host, self._listening_port, payload)
 
     def shutdown(self) -> None:
         """Closes the side channel."""

@@ -55,7 +55,12 @@ class PullConnectorWorker:
         self._bidirectional: bool = get("bidirectional_kv_xfer", False)
         self._block_size = config.cache_config.block_size
         self._compatibility_hash = hashlib.sha256(f"0.32.0:14:{config.model_config.model}:pull".encode()).hexdigest()
-        self._agent = nixl_agent(str(uuid.uuid4()), nixl_agent_config())
+        self._agent = nixl_agent(
+            str(uuid.uuid4()),
+            nixl_agent_config(
+                listen_port=config.ports.notifications, advertised_port=config.ports.advertised_notifications
+            ),
+        )
         self._leases = Leases(get("kv_lease_duration", 30) * 2 // 3)
         self._reqs_to_send = self._leases.deadlines
         """vLLM's name, which Backhaul's connector reads."""

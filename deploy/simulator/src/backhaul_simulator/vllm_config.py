@@ -46,11 +46,21 @@ class LoadConfig:
 
 
 @dataclass(frozen=True)
+class Ports:
+    """Where a rank listens and what it tells others, of which vLLM knows nothing; 0: any, or the same."""
+
+    side_channel: int
+    notifications: int
+    advertised_notifications: int
+
+
+@dataclass(frozen=True)
 class VllmConfig:
     cache_config: CacheConfig
     parallel_config: ParallelConfig
     kv_transfer_config: KVTransferConfig
     model_config: ModelConfig
+    ports: Ports
     load_config: LoadConfig = field(default_factory=LoadConfig)
 
 
@@ -92,9 +102,19 @@ def config_of(options: EngineOptions, *, rank: int, engine_id: str) -> VllmConfi
         parallel_config=ParallelConfig(data_parallel_index=rank),
         kv_transfer_config=KVTransferConfig(engine_id, extra),
         model_config=ModelConfig(options.model),
+        ports=Ports(
+            side_channel=options.side_channel_port + rank,
+            notifications=port_of(options.notification_port, rank),
+            advertised_notifications=port_of(options.advertised_notification_port, rank),
+        ),
     )
 
 
 def cache_config_of(options: EngineOptions) -> KVCacheConfig:
     """Returns the description of the pool."""
     return KVCacheConfig(options.block_count, [KVCacheGroup(FullAttentionSpec(options.block_size))])
+
+
+def port_of(first: int, rank: int) -> int:
+    """Returns a rank's port in a row that starts with rank 0's; 0 where none is given."""
+    return first + rank if first else 0
