@@ -37,7 +37,7 @@ def stock_engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 @pytest.fixture
 def stock(stock_engines: Engines, request: pytest.FixtureRequest) -> "Stock":
     """The engines, with nothing cached or pinned by an earlier test."""
-    stock = Stock(stock_engines, seed=hash(request.node.name))
+    stock = Stock(stock_engines, seed=request.node.name)
     stock.drop()
     return stock
 
@@ -49,7 +49,7 @@ _RETAINED: dict[Engine, list[str]] = {}
 class Stock:
     """Turns over both engines, whose handles come back in the decode engine's replies."""
 
-    def __init__(self, engines: Engines, seed: int) -> None:
+    def __init__(self, engines: Engines, seed: str) -> None:
         self._engines = engines
         self.prefill = engines.prefill
         self.decode = engines.decode

@@ -153,7 +153,7 @@ class Engine:
 class Pair:
     """The two engines and how a turn runs over them."""
 
-    def __init__(self, prefill: Engine, decode: Engine, vocabulary: Sequence[int], seed: int) -> None:
+    def __init__(self, prefill: Engine, decode: Engine, vocabulary: Sequence[int], seed: str) -> None:
         self.prefill = prefill
         self.decode = decode
         self._vocabulary = vocabulary
