@@ -157,7 +157,8 @@ class EtcdClient:
 
     async def _read_txn(self, request: Any, timeout_s: float | None) -> Any:
         async def attempt(channel: grpc.aio.Channel, metadata: Metadata, left_s: float) -> Any:
-            return await self._reads.wait(rpc.KVStub(channel).Txn(request, timeout=LIFE_S, metadata=metadata), left_s)
+            stub = rpc.KVStub(channel)
+            return await self._reads.wait(lambda: stub.Txn(request, timeout=LIFE_S, metadata=metadata), left_s)
 
         total_s = self._options.total_s if timeout_s is None else timeout_s
         return await self._connection.call(attempt, repeatable=True, total_s=total_s)

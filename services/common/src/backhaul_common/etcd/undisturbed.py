@@ -1,7 +1,7 @@
 """Reads that go on in etcd when nobody waits for them any more."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc
@@ -28,16 +28,15 @@ class UndisturbedReads:
     def __init__(self) -> None:
         self._running: set[asyncio.Future[Any]] = set()
 
-    async def wait(self, call: Awaitable[T], timeout_s: float) -> T:
-        """Returns what ``call`` (made with the deadline `LIFE_S`) returns.
+    async def wait(self, send: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+        """Returns what the call that ``send`` makes (with the deadline `LIFE_S`) returns.
 
-        Raises what it raises; AioRpcError (DEADLINE_EXCEEDED) after ``timeout_s`` seconds; UnavailableError (ETCD_BUSY)
-        when too many are without an answer. Cancellation leaves the call running.
+        Raises what it raises; AioRpcError (DEADLINE_EXCEEDED) after ``timeout_s`` seconds; UnavailableError
+        (ETCD_BUSY), and sends nothing, when too many are without an answer. Cancellation leaves the call running.
         """
-        read = asyncio.ensure_future(call)
         if len(self._running) >= MAX_READS:
-            read.cancel()
             raise UnavailableError("ETCD_BUSY", f"{MAX_READS} reads wait for etcd: it does not keep up")
+        read = asyncio.ensure_future(send())
         self._running.add(read)
         read.add_done_callback(self._ended)
         await asyncio.wait({read}, timeout=timeout_s)
