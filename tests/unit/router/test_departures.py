@@ -131,6 +131,21 @@ async def test_a_leg_between_two_nodes_that_go_together_ends_once(bench: Bench) 
     assert caught.value.failure is Failure.GONE
 
 
+async def test_a_leg_that_comes_while_others_are_being_ended_is_not_forgotten(bench: Bench) -> None:
+    first = await started(bench.wait_at(D1))
+    removed(bench)
+    bench.table.drop_orphan("d1")
+    bench.departures.look()
+    second = asyncio.ensure_future(bench.wait_at(D1))
+    with pytest.raises(EngineError):
+        await first
+    await bench.passes(0.0)
+    await bench.passes(0.0)
+    assert await ended(second)
+    with pytest.raises(EngineError):
+        await second
+
+
 async def test_a_leg_that_has_its_answer_is_left_alone(bench: Bench) -> None:
     async with bench.departures.waiting_at(D1):
         pass

@@ -42,8 +42,8 @@ class Departures:
                     yield
                 finally:
                     scopes.discard(scope)
-                    if not scopes:
-                        self._waiting.pop(node, None)
+                    if not scopes and self._waiting.get(node) is scopes:
+                        del self._waiting[node]
         except TimeoutError:
             if scope.expired():
                 raise EngineError(failure) from None
