@@ -356,6 +356,17 @@ async def test_a_grpc_client_that_does_not_read_is_cut_off_with_a_status() -> No
         assert to_error(caught.value).reason == "SLOW_READER"
 
 
+async def test_a_grpc_client_that_takes_not_even_the_first_step_is_cut_off() -> None:
+    async with router_stack(send_timeout_s=0.5, idle_timeout_s=30.0) as stack:
+        stack.decode.then(_Flood().step(1000))
+        smallest_window = (("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0))
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{stack.router.grpc_port}", smallest_window) as channel:
+            call = router_pb2_grpc.InferenceServiceStub(channel).ChatCompletions(grpc_request(stream=True))
+            await eventually(lambda: bool(stack.decode.legs), 10)
+            await eventually(lambda: stack.router.admission.turn_count == 0, 10)
+            call.cancel()
+
+
 # Connections
 
 
