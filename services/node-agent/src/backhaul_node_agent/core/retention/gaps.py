@@ -20,7 +20,7 @@ _SHORTEST_S = 0.001
 _LONGEST_S = 3_600.0
 _BINS_PER_DECADE = 6
 _BIN_COUNT = 1 + math.ceil(math.log10(_LONGEST_S / _SHORTEST_S) * _BINS_PER_DECADE)
-_RATIO = (_LONGEST_S / _SHORTEST_S) ** (1 / (_BIN_COUNT - 1))
+_RATIO: float = (_LONGEST_S / _SHORTEST_S) ** (1 / (_BIN_COUNT - 1))
 _PER_LOG = 1 / math.log(_RATIO)
 _EDGES = [0.0, *(_SHORTEST_S * _RATIO**index for index in range(_BIN_COUNT - 1)), _LONGEST_S]
 """Bin n is from edge n to edge n + 1; the first one is all below a millisecond."""
