@@ -67,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
         "--weights", default=_DEFAULTS.weights, metavar="NAME", help="engines with other weights give other answers"
     )
     for name, metavar, text in _NUMBERS:
+    parser.add_argument(
+        "--kv-events",
+        default="",
+        metavar="tcp://*:PORT",
+        help="where rank 0 publishes KV events, rank n n ports higher",
+    )
         default = getattr(_DEFAULTS, name)
         parser.add_argument(_flag(name), type=type(default), default=default, metavar=metavar, help=text)
     for name, text in _SWITCHES:
@@ -94,7 +100,7 @@ def _options(arguments: argparse.Namespace) -> EngineOptions:
         **{name: getattr(arguments, name) for name, _, _ in _NUMBERS},
         **{
             name: getattr(arguments, name)
-            for name in ("agent_socket", "model", "weights", "bidirectional", "connector")
+            for name in ("agent_socket", "kv_events", "model", "weights", "bidirectional", "connector")
         },
     )
 

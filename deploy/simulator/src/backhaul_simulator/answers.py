@@ -99,6 +99,7 @@ def _request(job: Job, prompt: int, choice: int, request_id: str, read_block_s: 
         # Each sequence reaches vLLM's engine as a message of its own.
         kv_transfer_params=copy.deepcopy(job.kv_transfer_params),
         cache_salt=job.cache_salt,
+        session_id=job.session_id,
         read_block_s=read_block_s,
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 from backhaul_simulator.connector_base import Connector, EngineMemory, KVConnectorOutput, KVConnectorRole
 from backhaul_simulator.engine_request import EngineRequest
 from backhaul_simulator.instruments import Instruments
+from backhaul_simulator.kv_events import KVEventPublisher
 from backhaul_simulator.model import Model
 from backhaul_simulator.options import EngineOptions
 from backhaul_simulator.pool import BlockPool
@@ -61,6 +62,7 @@ class Engine:
         assert isinstance(worker, PullConnectorWorker)
         self._worker = worker
         self._register()
+        self._events = self._event_publisher()
         self._added: deque[EngineRequest] = deque()
         self._aborted: deque[str] = deque()
         self._streams: dict[str, asyncio.Queue[Output | Exception]] = {}
@@ -93,6 +95,17 @@ class Engine:
         payload = self._worker_side.get_handshake_metadata()
         self._scheduler_side.set_xfer_handshake_metadata_pp_aware({(0, 0): payload})
 
+    def _event_publisher(self) -> KVEventPublisher | None:
+        if not self.options.kv_events:
+            return None
+        self._pool.events = []
+        return KVEventPublisher(self.options.kv_events, rank=self.rank)
+
+    def _publish_events(self) -> None:
+        if self._events is not None and self._pool.events:
+            self._events.publish(self._pool.events)
+            self._pool.events = []
+
     def _pause_of(self, req_id: str) -> float:
         asked = self._scheduler.requests[req_id].asked.read_block_s
         return self.options.transfer_block_s if asked is None else asked
@@ -120,6 +133,8 @@ class Engine:
             self._closed = True
             self._die(EngineDeadError("the engine has stopped"))
             self._transfers.close()
+            if self._events is not None:
+                self._events.close()
             self._worker_side.shutdown()
             self._scheduler_side.shutdown()
 
@@ -207,7 +222,9 @@ class Engine:
         sampled, output = self._execute(step)
         if duration := self._duration(step):
             await asyncio.sleep(duration)
-        self._deliver(self._scheduler.update(step, sampled, output))
+        results = self._scheduler.update(step, sampled, output)
+        self._publish_events()
+        self._deliver(results)
 
     def _execute(self, step: Step) -> tuple[dict[str, int | None], KVConnectorOutput]:
         """Computes a step between the worker's hooks, in vLLM's order.

@@ -37,6 +37,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     cache_salt: Any = None
     kv_transfer_params: dict[str, Any] | None = None
+    session_id: str | None = None
     echo: bool | None = False
     use_beam_search: bool = False
 

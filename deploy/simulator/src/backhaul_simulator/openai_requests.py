@@ -69,6 +69,7 @@ class Job:
     """``required``, ``named`` or empty."""
     kv_transfer_params: dict[str, Any] | None
     cache_salt: str
+    session_id: str | None
 
 
 def parse_chat(raw: bytes, served: Served) -> Job:
@@ -237,4 +238,5 @@ def _job(
         tool_choice=tool_choice,
         kv_transfer_params=params or None,
         cache_salt=body.cache_salt or "",
+        session_id=body.session_id or None,
     )

@@ -1,5 +1,6 @@
 """What an engine is started with."""
 
+import re
 from dataclasses import dataclass
 
 
@@ -55,6 +56,9 @@ class EngineOptions:
     """Port that readers are told in its place, for a network in between; 0: the same."""
     bidirectional: bool = True
     """``bidirectional_kv_xfer``."""
+    kv_events: str = ""
+    """Where rank 0 tells what its prefix cache stores and evicts (``--kv-events-config``), rank n n ports higher:
+    tcp://*:PORT as in vLLM. Empty: nowhere."""
     async_scheduling: bool = True
     """Whether a step is planned before the last one's tokens are known (vLLM's default): when a turn ends by a stop
     token, one more token counts as computed, and its content is written only with the next step."""
@@ -77,3 +81,6 @@ class EngineOptions:
             raise ValueError(f"block_count must be at least 2 (one is the null block), got {self.block_count}")
         if self.connector and not self.agent_socket:
             raise ValueError("agent_socket is needed with the connector; without it set connector=False")
+        if self.kv_events and not re.fullmatch(r"tcp://\*:[0-9]{1,5}", self.kv_events):
+            # vLLM takes any other address for one to connect to, and nobody hears it.
+            raise ValueError(f"kv_events must be of the form tcp://*:PORT, got {self.kv_events!r}")

@@ -7,6 +7,7 @@ the end of the free queue, any other one its head; what is in a freed block stay
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from backhaul_simulator.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored
 from backhaul_simulator.model import KV_BYTES
 
 
@@ -20,6 +21,8 @@ class BlockPool:
         self.memory = bytearray(block_count * self.block_bytes)
         self.hashes: list[bytes | None] = [None] * block_count
         """By block: its hash in the prefix cache; None when that does not know it."""
+        self.events: list[BlockStored | BlockRemoved | AllBlocksCleared] | None = None
+        """What changed in the prefix cache since somebody last looked; None when nobody does."""
         self._references = [0] * block_count
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, block_count))
         self._cached: dict[bytes, list[int]] = {}
@@ -101,6 +104,8 @@ class BlockPool:
             return False
         self._cached.clear()
         self.hashes = [None] * self.block_count
+        if self.events is not None:
+            self.events.append(AllBlocksCleared())
         return True
 
     def _forget(self, block_id: int) -> None:
@@ -108,6 +113,8 @@ class BlockPool:
         if block_hash is None:
             return
         self.hashes[block_id] = None
+        if self.events is not None:
+            self.events.append(BlockRemoved([block_hash], MEDIUM_GPU, group_idx=0))
         same = self._cached[block_hash]
         same.remove(block_id)
         if not same:

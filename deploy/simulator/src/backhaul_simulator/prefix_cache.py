@@ -1,6 +1,7 @@
 """What a request finds in the prefix cache, and what it leaves there (``v1/core/kv_cache_manager.py``)."""
 
 from backhaul_simulator.engine_request import EngineRequest
+from backhaul_simulator.kv_events import MEDIUM_GPU, BlockStored
 from backhaul_simulator.pool import BlockPool
 
 
@@ -71,6 +72,27 @@ class BlockManager:
             known = request.block_hashes(full)
             for index in range(first, full):
                 self._pool.cache(request.block_ids[index], known[index])
+            self._tell(request, known, first, full)
+
+    def _tell(self, request: EngineRequest, known: list[bytes], first: int, full: int) -> None:
+        """Says which blocks were stored (``cache_full_blocks``)."""
+        if self._pool.events is None:
+            return
+        salted = (request.cache_salt,) if request.cache_salt else None
+        self._pool.events.append(
+            BlockStored(
+                block_hashes=known[first:full],
+                parent_block_hash=known[first - 1] if first else None,
+                token_ids=request.all_token_ids[first * self._size : full * self._size],
+                block_size=self._size,
+                lora_id=None,
+                medium=MEDIUM_GPU,
+                lora_name=None,
+                extra_keys=[salted if index == 0 else None for index in range(first, full)],
+                group_idx=0,
+                session_id=request.asked.session_id,
+            )
+        )
 
     def free(self, request: EngineRequest) -> None:
         """Takes all blocks from a request."""

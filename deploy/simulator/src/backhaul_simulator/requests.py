@@ -29,6 +29,8 @@ class Request:
     kv_transfer_params: dict[str, Any] | None = None
     cache_salt: str = ""
     """Part of the first block's hash; requests with different salts share no prefix."""
+    session_id: str | None = None
+    """Label that KV events of this request repeat."""
     read_block_s: float | None = None
     """Seconds per block of this request's remote read; None: as the engine is set."""
 
