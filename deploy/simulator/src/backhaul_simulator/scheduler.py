@@ -338,6 +338,7 @@ class Scheduler:
         return "handoff" if params and params.get("do_remote_decode") else "claimed"
 
     def _free_blocks(self, request: EngineRequest) -> None:
+        assert RequestStatus.is_finished(request.status), f"{request.request_id} was freed while it runs"
         self._instruments.released(request.request_id)
         self._manager.free(request)
         del self.requests[request.request_id]
