@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 import pkgutil
+import re
 import shutil
 import subprocess
 import sys
@@ -74,8 +75,12 @@ def _not_failing(mutant: Mutant, folder: Path) -> list[str]:
     # Code that cannot run shows nothing.
     if broken := [line for line in failed if any(f" - {error}" in line for error in _NOT_RUNNING)]:
         return broken
-    # A test with parameters is killed when one of its cases is.
-    return [test for test in mutant.tests if not any(test in line for line in failed)]
+    # A test with parameters is killed when one of its cases is, a class when one of its tests is.
+    return [
+        test
+        for test in mutant.tests
+        if not any(re.match(rf"FAILED {re.escape(test)}(\[|::| - |$)", line) for line in failed)
+    ]
 
 
 def _options(mutant: Mutant) -> list[str]:
