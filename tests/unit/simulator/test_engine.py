@@ -5,8 +5,10 @@ import contextlib
 
 import pytest
 
+from backhaul_simulator import notifications
 from backhaul_simulator.requests import EngineDeadError, LoadFailedError, Request
 from tests.fakes.eventually import eventually
+from tests.fakes.nixl_peer import NixlPeer
 from tests.unit.simulator.engines import PREFILL, TURN, all_free, decode, engines, prefill, run, truth
 
 
@@ -259,6 +261,26 @@ async def test_an_engine_dies_of_a_handle_with_fewer_blocks_than_are_to_be_read(
 
     with pytest.raises(AssertionError, match="blocks to read"):
         await short_handle()
+
+
+async def test_an_engine_dies_of_a_notification_that_names_a_request_which_still_runs(side_channel: int) -> None:
+    async def notified_early() -> None:
+        async with engines(1, port=side_channel, decode_step_s=0.005) as (engine,):
+            asked = Request(
+                request_id="r", prompt=TURN, max_tokens=7000, ignore_eos=True, kv_transfer_params=dict(PREFILL)
+            )
+            outputs = engine.generate(asked)
+            await anext(outputs)
+            (running,) = engine._scheduler.running
+            with contextlib.closing(
+                await asyncio.to_thread(NixlPeer, notifications, "127.0.0.1", side_channel)
+            ) as peer:
+                await asyncio.to_thread(peer.release, running.request_id)
+            with pytest.raises(EngineDeadError, match="freed while it runs"):
+                _ = [output async for output in outputs]
+
+    with pytest.raises(AssertionError, match="freed while it runs"):
+        await notified_early()
 
 
 @pytest.mark.parametrize(
