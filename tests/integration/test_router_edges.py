@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -84,6 +85,28 @@ async def test_a_gateways_idle_connection_is_kept_for_longer_than_the_gateway_do
     limits = ClientLimits(body_bytes=1, receive_s=1, send_s=1, connections=1, goodbyes=1)
     connection = ApiServer(_refuse_all, limits=limits)()
     assert connection.keepalive_timeout > 3600
+
+
+@pytest.mark.parametrize("closing", [b"", b"connection: close\r\n"])
+async def test_the_last_bytes_of_an_answer_that_nobody_takes_keep_no_connection(closing: bytes) -> None:
+    limits = ClientLimits(body_bytes=1, receive_s=9, send_s=0.2, connections=9, goodbyes=9)
+    loop, server = asyncio.get_running_loop(), ApiServer(_48_kib, limits=limits)
+    listener = await loop.create_server(server, "127.0.0.1", 0)
+    with socket.socket() as client:
+        for small in (listener.sockets[0], client):
+            small.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+            small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 1024)
+        client.setblocking(False)
+        await loop.sock_connect(client, listener.sockets[0].getsockname())
+        await eventually(lambda: len(server.connections) == 1)
+        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nhost: x\r\n" + closing + b"\r\n")
+        await eventually(lambda: server.requests_count == 1)
+        await eventually(lambda: not server.connections)
+    listener.close()
+
+
+async def _48_kib(request: web.BaseRequest) -> web.StreamResponse:
+    return web.Response(body=b"x" * 48 * 1024)
 
 
 # Odd answers of engines

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -24,7 +25,7 @@ class ClientLimits:
     receive_s: float
     """Time for sending a request's head, and again for its body."""
     send_s: float
-    """Time in which a client has to take what waits for it (some 50 KiB)."""
+    """Time in which a client has to take what waits for it (some 100 KiB)."""
     connections: int
     """Open connections of all clients together."""
     goodbyes: int
@@ -108,11 +109,13 @@ class ApiProtocol(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begins to serve, unless too many connections are open and none of them is idle."""
+        assert isinstance(transport, asyncio.Transport)
         self._served = self._server.make_room()
         if self._served:
+            # Whatever waits for the client is waited for: a transport that closes keeps its socket until all is taken.
+            transport.set_write_buffer_limits(high=0)
             super().connection_made(transport)
             return
-        assert isinstance(transport, asyncio.Transport)
         error = ApiError(429, f"{self._limits.connections} connections are open, which is this router's limit")
         self._server.say_goodbye(transport, error)
 
@@ -130,7 +133,8 @@ class ApiProtocol(web.RequestHandler):
     def pause_writing(self) -> None:
         """The client does not take what was sent: begins to count time."""
         super().pause_writing()
-        self._send_timer = self._later(self._limits.send_s, self._give_up_writing)
+        if self.transport is not None:
+            self._send_timer = self._later(self._limits.send_s, partial(self._give_up_writing, self.transport))
 
     def resume_writing(self) -> None:
         """It does."""
@@ -195,11 +199,11 @@ class ApiProtocol(web.RequestHandler):
         error = ApiError(408, f"the request's head took more than {self._limits.receive_s:g} s")
         self._server.say_goodbye(transport, error)
 
-    def _give_up_writing(self) -> None:
+    def _give_up_writing(self, transport: asyncio.Transport) -> None:
+        # aiohttp forgets the transport in force_close.
         self._send_timer = None
-        if self.transport is not None:
-            self._server.count_drop("slow_reader")
-            self.transport.abort()
+        self._server.count_drop("slow_reader")
+        transport.abort()
 
     def _send_probe(self) -> None:
         request = self._current_request
