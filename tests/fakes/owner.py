@@ -21,8 +21,9 @@ class FakeOwner(Partial):
         self.returned: list[str] = []
         self.released: list[tuple[str, str]] = []
         """Engine and id of hand-offs that were to be freed."""
+        self.released_sets: list[str] = []
         self.refusal: BackhaulError | None = None
-        """Answer to every claim, when set."""
+        """Answer to every claim and release of block sets, when set."""
         self.silent = False
         """Whether claims are never answered."""
         self.port = 0
@@ -100,6 +101,21 @@ class FakeOwner(Partial):
         self.returned.append(request.request_id)
         self._claimed = {set_id: claim for set_id, claim in self._claimed.items() if claim != request.request_id}
         return agent_pb2.ReturnBlockSetResponse()
+
+    async def ReleaseBlockSets(
+        self, request: agent_pb2.ReleaseBlockSetsRequest, context: Any
+    ) -> agent_pb2.ReleaseBlockSetsResponse:
+        """Releases what is not claimed."""
+        if self.refusal is not None:
+            raise self.refusal
+        outcome = agent_pb2.ReleaseBlockSetsResponse()
+        for set_id in request.set_ids:
+            if set_id in self._claimed:
+                outcome.deferred.append(set_id)
+            else:
+                (outcome.released if self._sets.pop(set_id, None) else outcome.unknown).append(set_id)
+        self.released_sets += outcome.released
+        return outcome
 
     async def ReleaseHandOff(
         self, request: agent_pb2.ReleaseHandOffRequest, context: Any

@@ -18,6 +18,7 @@ from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.lookup import keys_of
 from backhaul_router.core.nodes import Node, NodeTable
 from backhaul_router.core.picking import Load
+from backhaul_router.core.scopes import Scopes
 from backhaul_router.core.tenants import Tenants
 from backhaul_router.departures import Departures
 from backhaul_router.lookups import Lookups
@@ -29,6 +30,7 @@ from tests.unit.router.test_nodes import node
 
 BUDGET_S = 0.05
 PATIENCE_S = 30.0
+CLUSTER_KEY = b"k" * 32
 
 
 class FakeClock:
@@ -253,6 +255,7 @@ class Bench:
             departures=self.departures,
             fresh=self.fresh,
             tenants=tenants or Tenants(),
+            scopes=Scopes(tenants or Tenants(), CLUSTER_KEY),
             policy=policy or Policy(),
             observer=TurnObserver(self.clock),
         )

@@ -15,7 +15,7 @@ from backhaul_router.core.salt import salt_for
 from backhaul_router.core.standing import APART_S, AVOIDED_S, FAULTS_IN_A_ROW
 from backhaul_router.core.tenants import parse_tenants
 from backhaul_router.ports import Policy, TurnRequest
-from tests.unit.router.ports import PATIENCE_S, Bench, FakeStream, fault, hand_off, ready, warm_hand_off
+from tests.unit.router.ports import CLUSTER_KEY, PATIENCE_S, Bench, FakeStream, fault, hand_off, ready, warm_hand_off
 from tests.unit.router.test_tenants import FILE
 
 JSON = {"content-type": "application/json"}
@@ -631,12 +631,11 @@ async def test_before_the_nodes_are_known_no_model_is_unknown() -> None:
 
 
 async def test_tenants_share_neither_scope_nor_salt() -> None:
-    policy = Policy(cluster_key=b"k" * 32)
-    bench = Bench(tenants=parse_tenants(FILE), policy=policy)
+    bench = Bench(tenants=parse_tenants(FILE))
     for key in ("red-1", "blue-1"):
         await bench.chat("a", "b", "c", authorization=f"Bearer {key}", cache_salt="mine")
     red, blue = (leg.body["cache_salt"] for leg in bench.engines.prefills)
-    assert red == salt_for(policy.cluster_key, tenant="red", client_salt="mine")
+    assert red == salt_for(CLUSTER_KEY, tenant="red", client_salt="mine")
     assert [leg.body["cache_salt"] for leg in bench.engines.decodes] == [red, blue]
     scopes = [scope for scope, _ in bench.registry.lookups]
     assert len({red, blue}) == len(set(scopes)) == 2
@@ -649,9 +648,7 @@ async def test_tenants_share_neither_scope_nor_salt() -> None:
     [(False, "", "Bearer red-1"), (False, "ek", "Bearer ek"), (True, "", None), (True, "ek", "Bearer ek")],
 )
 async def test_engines_get_the_configured_key_or_the_clients_own(tenants: bool, engine_key: str, sent: str) -> None:
-    bench = Bench(
-        tenants=parse_tenants(FILE) if tenants else None, policy=Policy(engine_key=engine_key, cluster_key=b"k" * 32)
-    )
+    bench = Bench(tenants=parse_tenants(FILE) if tenants else None, policy=Policy(engine_key=engine_key))
     await bench.chat("a", authorization="Bearer red-1")
     legs = [*bench.engines.prefills, *bench.engines.decodes]
     assert [leg.headers.get("authorization") for leg in legs] == [sent, sent]

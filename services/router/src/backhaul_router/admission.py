@@ -15,6 +15,9 @@ _log = structlog.get_logger(__name__)
 MAX_LISTS = 32
 """Model lists at once; each asks every engine."""
 
+MAX_ENDINGS = 256
+"""Conversations that are being ended at once; each asks the registry several times."""
+
 _LOG_EVERY_S = 10.0
 
 
@@ -27,6 +30,7 @@ class Admission:
         self._clock = clock
         self._turn_count = 0
         self._list_count = 0
+        self._ending_count = 0
         self._held_bytes = 0
         self._logged_s = -math.inf
         meter = metrics.get_meter("backhaul_router")
@@ -71,6 +75,18 @@ class Admission:
             yield
         finally:
             self._list_count -= 1
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Counts one conversation that is being ended. Raises ApiError (429)."""
+        if self._ending_count >= MAX_ENDINGS:
+            what = f"{MAX_ENDINGS} conversations are being ended by this router"
+            raise self._refusal("too_many_endings", what, MAX_ENDINGS)
+        self._ending_count += 1
+        try:
+            yield
+        finally:
+            self._ending_count -= 1
 
     def hold(self, byte_count: int) -> None:
         """Counts bytes in. Raises ApiError (429), and counts nothing, when that is too much."""

@@ -14,9 +14,11 @@ from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.grpc_server import GrpcServer
 from backhaul_router.admission import Admission
 from backhaul_router.config import Config
+from backhaul_router.conversations import Conversations
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.nodes import NodeTable
 from backhaul_router.core.picking import Load
+from backhaul_router.core.scopes import Scopes
 from backhaul_router.core.tenants import Tenants, parse_tenants
 from backhaul_router.departures import Departures
 from backhaul_router.engine_client import EngineClient, EngineTimeouts
@@ -84,6 +86,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
     Raises InvalidArgumentError for files that cannot be used, UnavailableError for addresses that cannot be bound.
     """
     tenants, policy = _tenants(config), _policy(config)
+    scopes = Scopes(tenants, _cluster_key(config))
     clock = SystemClock()
     table, load, fresh = NodeTable(), Load(clock.monotonic), FreshKeys(clock.monotonic)
     readiness, changed = Readiness(table), asyncio.Event()
@@ -114,14 +117,19 @@ async def running(config: Config) -> AsyncIterator[Running]:
             departures=departures,
             fresh=fresh,
             tenants=tenants,
+            scopes=scopes,
             policy=policy,
             observer=TurnObserver(clock),
+        )
+        conversations = Conversations(
+            registry=registry, owner=owner, table=table, tenants=tenants, scopes=scopes, clock=clock
         )
         models = Models(engines, table)
         admission = Admission(max_turns=config.max_turns, max_held_bytes=int(config.max_held), clock=clock)
         http = HttpService(
             address=config.listen_http,
             turns=turns,
+            conversations=conversations,
             models=models,
             readiness=readiness,
             admission=admission,
@@ -135,6 +143,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
         )
         inference = InferenceService(
             turns=turns,
+            conversations=conversations,
             models=models,
             admission=admission,
             body_limit_bytes=int(config.body_limit),
@@ -224,18 +233,21 @@ def _tenants(config: Config) -> Tenants:
         raise InvalidArgumentError("BAD_TENANTS_FILE", f"{config.tenants_file}: {error}") from error
 
 
-def _policy(config: Config) -> Policy:
+def _cluster_key(config: Config) -> bytes:
     cluster_key = _read(config.cluster_key_file).strip() if config.cluster_key_file else b""
     if config.tenants_file and len(cluster_key) < _MIN_CLUSTER_KEY_BYTES:
         raise InvalidArgumentError(
             "NO_CLUSTER_KEY", f"tenants need cluster_key_file, with at least {_MIN_CLUSTER_KEY_BYTES} bytes in it"
         )
+    return cluster_key
+
+
+def _policy(config: Config) -> Policy:
     engine_key = _read(config.engine_key_file).decode().strip() if config.engine_key_file else ""
     return Policy(
         prefill_fallback=config.prefill_fallback,
         keep_constraints=tuple(part.lower() for part in config.keep_constraints),
         engine_key=engine_key,
-        cluster_key=cluster_key,
     )
 
 

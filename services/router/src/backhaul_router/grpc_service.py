@@ -19,6 +19,7 @@ from backhaul_common.errors import (
     UnavailableError,
 )
 from backhaul_router.admission import Admission
+from backhaul_router.conversations import Conversations, Ending
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.engines import EngineError
 from backhaul_router.core.errors import ApiError, engine_answer
@@ -54,9 +55,17 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
     """Serves turns and the model list."""
 
     def __init__(
-        self, *, turns: Turns, models: Models, admission: Admission, body_limit_bytes: int, send_s: float
+        self,
+        *,
+        turns: Turns,
+        conversations: Conversations,
+        models: Models,
+        admission: Admission,
+        body_limit_bytes: int,
+        send_s: float,
     ) -> None:
         self._turns = turns
+        self._conversations = conversations
         self._models = models
         self._admission = admission
         self._body_limit_bytes = body_limit_bytes
@@ -83,8 +92,22 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
     async def EndConversation(
         self, request: router_pb2.EndConversationRequest, context: Context
     ) -> router_pb2.EndConversationResponse:
-        """Ends a conversation."""
-        raise UnavailableError("UNSUPPORTED", "this router does not end conversations")
+        """Releases what is retained for a conversation."""
+        if len(request.body) > self._body_limit_bytes:
+            raise self._too_large()
+        ending = Ending(
+            session_id=request.session_id,
+            body=request.body,
+            model=request.model,
+            cache_salt=request.cache_salt,
+            authorization=_metadata(context).get("authorization"),
+        )
+        try:
+            with self._admission.ending():
+                ended = await self._conversations.end(ending)
+        except ApiError as error:
+            raise _as_backhaul(error) from error
+        return router_pb2.EndConversationResponse(released_count=ended.released, deferred_count=ended.deferred)
 
     async def ListModels(
         self, request: router_pb2.ListModelsRequest, context: Context
@@ -101,9 +124,7 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
 
     def _request(self, endpoint: Endpoint, body: bytes, session_id: str, context: Context) -> TurnRequest:
         if len(body) > self._body_limit_bytes:
-            limit = str(self._body_limit_bytes)
-            message = f"the body is larger than {limit} bytes, which is this router's limit"
-            raise ResourceExhaustedError("BODY_LIMIT", message, limit=limit)
+            raise self._too_large()
         if context.time_remaining() == 0:
             raise DeadlineExceededError("DEADLINE_PASSED", "the deadline had passed before the turn began")
         metadata = _metadata(context)
@@ -116,6 +137,11 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
             # The server interceptor's span, which continues the caller's trace.
             parent=otel_context.get_current(),
         )
+
+    def _too_large(self) -> ResourceExhaustedError:
+        limit = str(self._body_limit_bytes)
+        message = f"the body is larger than {limit} bytes, which is this router's limit"
+        return ResourceExhaustedError("BODY_LIMIT", message, limit=limit)
 
     async def _steps(self, turn: TurnRequest, context: Context, response: Callable[..., R]) -> AsyncGenerator[R]:
         try:

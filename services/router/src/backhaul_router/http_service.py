@@ -17,9 +17,10 @@ from aiohttp import web
 from backhaul_common.addresses import split_address
 from backhaul_common.errors import UnavailableError
 from backhaul_router.admission import Admission, Held
+from backhaul_router.conversations import Conversations, Ending
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.engines import EngineError
-from backhaul_router.core.errors import ApiError
+from backhaul_router.core.errors import ApiError, invalid
 from backhaul_router.core.sse import WholeLines
 from backhaul_router.http_protocol import ApiProtocol, ApiServer, BodyCutError, ClientLimits, Phase
 from backhaul_router.models import Models
@@ -38,6 +39,7 @@ _END_S = 0.1
 """Given to connections for their last bytes, seconds; aiohttp takes 0 for no limit."""
 
 _PIECE_BYTES = 64 * 1024
+_CONVERSATIONS = "/v1/conversations/"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 _Handler = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
@@ -51,6 +53,7 @@ class HttpService:
         *,
         address: str,
         turns: Turns,
+        conversations: Conversations,
         models: Models,
         readiness: Readiness,
         admission: Admission,
@@ -58,6 +61,7 @@ class HttpService:
     ) -> None:
         self._address = address
         self._turns = turns
+        self._conversations = conversations
         self._models = models
         self._readiness = readiness
         self._admission = admission
@@ -136,12 +140,17 @@ class HttpService:
             return response
 
     async def _dispatch(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        method, handler = self._routes.get(request.path, ("", None))
+        method, handler = self._route(request.path)
         if handler is None:
             raise ApiError(404, f"there is no {_printable(request.path)} here")
         if request.method != method:
             raise ApiError(405, f"use {method}", headers={"allow": method})
         return await handler(request, request_id)
+
+    def _route(self, path: str) -> tuple[str, _Handler | None]:
+        if path.startswith(_CONVERSATIONS) and path != _CONVERSATIONS:
+            return "DELETE", self._end_conversation
+        return self._routes.get(path, ("", None))
 
     async def _turn(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         if request.content_type != "application/json" or "content-type" not in request.headers:
@@ -193,6 +202,26 @@ class HttpService:
         with self._admission.listing():
             document = await self._models.document(self._turns.engine_headers(authorization))
         return self._json(request, 200, document, {"x-request-id": request_id})
+
+    async def _end_conversation(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        session_id = request.path.removeprefix(_CONVERSATIONS)
+        options = _query(request, "model", "cache_salt")
+        ending = Ending(
+            session_id=session_id,
+            model=options.get("model", ""),
+            cache_salt=options.get("cache_salt", ""),
+            authorization=request.headers.get("authorization"),
+        )
+        with self._admission.ending():
+            ended = await self._conversations.end(ending)
+        document = {
+            "id": session_id,
+            "object": "conversation.deleted",
+            "deleted": True,
+            "released": ended.released,
+            "deferred": ended.deferred,
+        }
+        return self._json(request, 200, msgspec.json.encode(document), {"x-request-id": request_id})
 
     async def _health(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         return self._json(request, 200, b'{"status":"alive"}', {"x-request-id": request_id})
@@ -265,6 +294,14 @@ async def _ask_for_body(request: web.BaseRequest) -> None:
 def _enter(request: web.BaseRequest, phase: Phase) -> None:
     if isinstance(request.protocol, ApiProtocol):
         request.protocol.enter(phase)
+
+
+def _query(request: web.BaseRequest, *names: str) -> dict[str, str]:
+    """Returns the query's parameters. Raises ApiError (400) for one that has another name or comes twice."""
+    for name in request.query:
+        if name not in names or len(request.query.getall(name)) > 1:
+            raise invalid(f"the query may hold each of {', '.join(names)} once", param=name)
+    return dict(request.query)
 
 
 def _request_id(request: web.BaseRequest) -> str:

@@ -1,7 +1,7 @@
 """Claims at the owners of block sets, their return, and releases of what nobody will read."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +19,7 @@ from backhaul_common.errors import (
     UnavailableError,
 )
 from backhaul_common.grpc_client import open_channel, to_error
-from backhaul_router.core.claims import Claim, Grant, KeptBlocks
+from backhaul_router.core.claims import Claim, Grant, KeptBlocks, Released
 
 _log = structlog.get_logger(__name__)
 
@@ -98,6 +98,18 @@ class OwnerClient:
         """Has a hand-off freed in the background; what does not get through is freed when its lease ends."""
         request = agent_pb2.ReleaseHandOffRequest(engine_id=kept.engine_id, hand_off_id=kept.hand_off_id)
         self._tell("hand-off not released", lambda: self._stub(kept.address).ReleaseHandOff(request, timeout=_TELL_S))
+
+    async def release_sets(self, address: str, set_ids: Sequence[str], *, timeout_s: float) -> Released:
+        """Has an agent release block sets of its engines; ids that it does not know count as neither.
+
+        Raises BackhaulError. Sent once: releasing is idempotent, and callers may ask again.
+        """
+        request = agent_pb2.ReleaseBlockSetsRequest(set_ids=set_ids)
+        try:
+            response = await self._stub(address).ReleaseBlockSets(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise to_error(error) from error
+        return Released(len(response.released), len(response.deferred))
 
     async def forget(self, addresses: Collection[str]) -> None:
         """Closes the channels to agents that are gone."""

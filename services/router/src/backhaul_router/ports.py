@@ -74,8 +74,6 @@ class Policy:
     """Parts of model names whose chat template shows response formats and forced tools to the model."""
     engine_key: str = ""
     """Bearer key for the engines; empty for none."""
-    cluster_key: bytes = b""
-    """Key of the cache salt; used when tenants are configured."""
 
 
 @dataclass(frozen=True, slots=True)

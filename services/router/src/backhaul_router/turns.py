@@ -11,10 +11,10 @@ from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import ApiError, bounded
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.kinds import decode_alone
-from backhaul_router.core.lookup import TurnKeys, checked_session_id, keys_of, scope_of
+from backhaul_router.core.lookup import TurnKeys, checked_session_id, keys_of
 from backhaul_router.core.nodes import NodeTable
 from backhaul_router.core.picking import Load
-from backhaul_router.core.salt import salt_for
+from backhaul_router.core.scopes import Scopes
 from backhaul_router.core.tenants import Tenants
 from backhaul_router.core.turn import Outcome
 from backhaul_router.departures import Departures
@@ -43,6 +43,7 @@ class Turns:
         departures: Departures,
         fresh: FreshKeys,
         tenants: Tenants,
+        scopes: Scopes,
         policy: Policy,
         observer: TurnObserver,
     ) -> None:
@@ -51,6 +52,7 @@ class Turns:
         self._load = load
         self._fresh = fresh
         self._tenants = tenants
+        self._scopes = scopes
         self._policy = policy
         self._observer = observer
         self._attempts = Attempts(
@@ -111,16 +113,13 @@ class Turns:
             raise ApiError(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
 
     def _begin(self, request: TurnRequest, body: TurnBody, tenant: str, outcome: Outcome, trace: TurnTrace) -> Turn:
-        salt = body.cache_salt
-        if self._tenants.configured:
-            salt = salt_for(self._policy.cluster_key, tenant=tenant, client_salt=salt)
         alone = bool(decode_alone(body))
         session_id = checked_session_id(request.session_id)
         return Turn(
             body=body,
             alone=alone,
-            scope=scope_of(model=body.model, cache_salt=salt, tenant=tenant),
-            cache_salt=salt,
+            scope=self._scopes.scope(tenant, model=body.model, client_salt=body.cache_salt),
+            cache_salt=self._scopes.salt(tenant, body.cache_salt),
             keys=keys_of(body, session_id) if request.reuse and not alone else _NO_KEYS,
             engine_headers=self.engine_headers(request.authorization),
             outcome=outcome,

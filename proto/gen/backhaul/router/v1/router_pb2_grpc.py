@@ -36,8 +36,8 @@ class InferenceServiceStub:
 
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
     RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
-    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, BODY_LIMIT); a client
-    that does not read its stream loses it (SLOW_READER).
+    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS,
+    BODY_LIMIT); a client that does not read its stream loses it (SLOW_READER).
     """
 
     def __init__(self, channel):
@@ -79,8 +79,8 @@ class InferenceServiceServicer:
 
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
     RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
-    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, BODY_LIMIT); a client
-    that does not read its stream loses it (SLOW_READER).
+    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS,
+    BODY_LIMIT); a client that does not read its stream loses it (SLOW_READER).
     """
 
     def ChatCompletions(self, request, context):
@@ -157,8 +157,8 @@ class InferenceService:
 
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
     RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
-    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, BODY_LIMIT); a client
-    that does not read its stream loses it (SLOW_READER).
+    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS,
+    BODY_LIMIT); a client that does not read its stream loses it (SLOW_READER).
     """
 
     @staticmethod

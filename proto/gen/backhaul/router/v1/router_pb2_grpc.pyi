@@ -37,8 +37,8 @@ class InferenceServiceStub:
 
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
     RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
-    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, BODY_LIMIT); a client
-    that does not read its stream loses it (SLOW_READER).
+    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS,
+    BODY_LIMIT); a client that does not read its stream loses it (SLOW_READER).
     """
 
     @_typing.overload
@@ -71,8 +71,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
     RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
-    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, BODY_LIMIT); a client
-    that does not read its stream loses it (SLOW_READER).
+    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS,
+    BODY_LIMIT); a client that does not read its stream loses it (SLOW_READER).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -101,8 +101,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
     RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
-    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, BODY_LIMIT); a client
-    that does not read its stream loses it (SLOW_READER).
+    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS,
+    BODY_LIMIT); a client that does not read its stream loses it (SLOW_READER).
     """
 
     @_abc_1.abstractmethod

@@ -28,6 +28,16 @@ class KeptBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class Released:
+    """What became of block sets that nobody needs any more."""
+
+    released: int = 0
+    """Told to the engine."""
+    deferred: int = 0
+    """Being read, or may be: released once that is over."""
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """A claim that was granted: good for one prefill leg."""
 

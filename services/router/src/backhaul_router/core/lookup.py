@@ -72,7 +72,7 @@ def checked_session_id(value: str | bytes | None) -> bytes | None:
 def keys_of(body: TurnBody, session_id: bytes | None) -> TurnKeys:
     """Returns the keys of a turn; without a session id and a message list there are none."""
     session_id = session_id or _session_in(body)
-    session = () if session_id is None else (_digest(b"session", session_id),)
+    session = () if session_id is None else (session_key(session_id),)
     if body.endpoint is not Endpoint.CHAT:
         return TurnKeys(session, session, continues=bool(session))
     messages = body.fields["messages"]
@@ -80,6 +80,11 @@ def keys_of(body: TurnBody, session_id: bytes | None) -> TurnKeys:
     before = [chain[index] for index, message in enumerate(messages) if index and message["role"] == "assistant"]
     find = (*session, *reversed(before))[:MAX_KEYS]
     return TurnKeys(find, (*session, chain[-1]), continues=bool(before))
+
+
+def session_key(session_id: bytes) -> str:
+    """Returns the key under which every turn of a session is found."""
+    return _digest(b"session", session_id)
 
 
 def _session_in(body: TurnBody) -> bytes | None:

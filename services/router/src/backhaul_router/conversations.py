@@ -1,0 +1,139 @@
+"""Ends conversations: what decode engines retain for their next turn is released by its owners."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from backhaul_common.clock import Clock
+from backhaul_common.errors import BackhaulError
+from backhaul_router.core.body import Endpoint, parse_body
+from backhaul_router.core.candidates import Pointer, distinct
+from backhaul_router.core.claims import Released
+from backhaul_router.core.errors import ApiError, invalid
+from backhaul_router.core.lookup import MAX_KEYS, checked_session_id, keys_of, session_key
+from backhaul_router.core.nodes import NodeTable
+from backhaul_router.core.scopes import Scopes
+from backhaul_router.core.tenants import Tenants
+
+_log = structlog.get_logger(__name__)
+
+_CALL_S = 5.0
+_LOOKS = 8
+"""Most lookups for one conversation: each finds 16 pointers per key, and an owner's removals take a moment."""
+_PAUSE_S = 0.05
+"""Between two lookups; the pointers of a turn that has only just ended appear within 20 ms."""
+_RETRY = {"retry-after": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Which conversation is over."""
+
+    session_id: str | bytes | None = None
+    body: bytes = b""
+    """JSON body of its last chat turn; names a conversation without an id."""
+    model: str = ""
+    """Empty: every model that is served, or the body's own."""
+    cache_salt: str = ""
+    """The client's own, unless the body has one."""
+    authorization: str | None = None
+
+
+class Registry(Protocol):
+    """Where pointers are found."""
+
+    async def find(self, scope: str, keys: Sequence[str], *, timeout_s: float) -> list[Pointer]:
+        """Raises BackhaulError."""
+        ...
+
+
+class Owner(Protocol):
+    """Who releases block sets."""
+
+    async def release_sets(self, address: str, set_ids: Sequence[str], *, timeout_s: float) -> Released:
+        """Raises BackhaulError."""
+        ...
+
+
+class Conversations:
+    """Ends one conversation after the other."""
+
+    def __init__(
+        self, *, registry: Registry, owner: Owner, table: NodeTable, tenants: Tenants, scopes: Scopes, clock: Clock
+    ) -> None:
+        self._registry = registry
+        self._owner = owner
+        self._table = table
+        self._tenants = tenants
+        self._scopes = scopes
+        self._clock = clock
+
+    async def end(self, ending: Ending) -> Released:
+        """Releases what is retained for a conversation of the caller's tenant.
+
+        An unknown conversation looks like one that retains nothing. Raises ApiError: 400 for a bad body or no id, 401,
+        503 when the registry or an owner does not answer; asking again goes on with what is left.
+        """
+        tenant = self._tenants.authenticate(ending.authorization)
+        models, salt, keys = self._named(ending)
+        scopes = [self._scopes.scope(tenant, model=model, client_salt=salt) for model in models]
+        found = await asyncio.gather(*(self._end_in(scope, keys) for scope in scopes))
+        released = Released(sum(one.released for one in found), sum(one.deferred for one in found))
+        _log.info("conversation ended", released=released.released, deferred=released.deferred)
+        return released
+
+    def _named(self, ending: Ending) -> tuple[list[str], str, tuple[str, ...]]:
+        """Returns models, the client's salt and lookup keys."""
+        session_id = checked_session_id(ending.session_id)
+        if ending.body:
+            body = parse_body(Endpoint.CHAT, ending.body)
+            return [body.model], body.cache_salt, keys_of(body, session_id).label
+        if session_id is None:
+            raise invalid("a session id, or the body of the last turn, is needed", param="session_id")
+        models = [ending.model] if ending.model else sorted({name for node in self._table for name in node.models})
+        return models, ending.cache_salt, (session_key(session_id),)
+
+    async def _end_in(self, scope: str, keys: Sequence[str]) -> Released:
+        """Looks until two lookups in a row show nothing new."""
+        known: set[tuple[str, str]] = set()
+        total = Released()
+        idle = 0
+        for _ in range(_LOOKS):
+            pointers = await self._find(scope, keys[:MAX_KEYS])
+            new = [pointer for pointer in distinct(pointers) if (pointer.engine_id, pointer.set_id) not in known]
+            known |= {(pointer.engine_id, pointer.set_id) for pointer in new}
+            done = await self._release(new)
+            total = Released(total.released + done.released, total.deferred + done.deferred)
+            idle = 0 if new else idle + 1
+            if idle == 2:
+                break
+            await self._clock.sleep(_PAUSE_S)
+        return total
+
+    async def _find(self, scope: str, keys: Sequence[str]) -> list[Pointer]:
+        try:
+            return await self._registry.find(scope, keys, timeout_s=_CALL_S)
+        except BackhaulError as error:
+            raise ApiError(503, "the registry does not answer", headers=_RETRY) from error
+
+    async def _release(self, pointers: Sequence[Pointer]) -> Released:
+        """Has owners release block sets. A node that is gone has nothing left to release."""
+        by_address: dict[str, list[str]] = {}
+        for pointer in pointers:
+            node = self._table.get(pointer.node_id)
+            if node is not None and node.engine(pointer.engine_id) is not None:
+                by_address.setdefault(node.agent_address, []).append(pointer.set_id)
+        calls = (
+            self._owner.release_sets(address, set_ids, timeout_s=_CALL_S) for address, set_ids in by_address.items()
+        )
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        for failure in failures:
+            if not isinstance(failure, BackhaulError):
+                raise failure
+            raise ApiError(503, "not all block sets could be released", headers=_RETRY) from failure
+        done = [answer for answer in answers if isinstance(answer, Released)]
+        return Released(sum(one.released for one in done), sum(one.deferred for one in done))
