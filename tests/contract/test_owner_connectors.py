@@ -233,7 +233,7 @@ async def test_something_that_says_no_hello_is_not_served(peer: Listening) -> No
 
 
 async def test_another_protocol_version_is_refused(peer: Listening) -> None:
-    connector = FakeConnector(peer.path, hello(protocol=2))
+    connector = FakeConnector(peer.path, hello(protocol=wire.PROTOCOL_VERSION + 1))
     await connector.connect()
     await eventually(lambda: connector.cut)
     assert peer.heard == []

@@ -14,9 +14,14 @@ def report(
     """Returns what the connector reports of a turn that ended with ``tokens``; ``params`` replace vLLM's own."""
     tokens = list(range(200)) if tokens is None else tokens
     turn = OpenTurn(
-        TurnLabel(scope="scope", keys=["key"]), identity=IDENTITY, prompt=tokens, extras=(), block_size=block_size
+        TurnLabel(scope="scope", keys=["key"]),
+        identity=IDENTITY,
+        prompt=tokens,
+        extras=(),
+        block_size=block_size,
+        now=18.0,
     )
-    made = turn.close(engine_params(set_id, len(tokens), block_size, **params), tokens, 500.0)
+    made = turn.close(engine_params(set_id, len(tokens), block_size, **params), tokens, 500.0, now=20.0)
     assert made is not None
     return made
 

@@ -66,6 +66,8 @@ def report(set_id: str = "set-1", *, token_count: int = 100, deadline: float, **
         "spacing": anchors.spacing,
         "anchors": anchors.digests,
         "deadline": deadline,
+        "ended_at": deadline - 480.0,
+        "turn_s": 1.0,
     }
     return wire.BlockSetReport(**{**fields, **changes})
 

@@ -55,11 +55,14 @@ class DecodeEngine:
         """Labelled turns that are retained now."""
         return self.leases.keys() & self.turns.keys()
 
-    def finish_turn(self, set_id: str, tokens: list[int], key: str, deadline: float) -> None:
-        """Retains a labelled turn, and reports it. Of its last token nothing is in the cache yet."""
+    def finish_turn(self, set_id: str, tokens: list[int], key: str, deadline: float, now: float) -> None:
+        """Retains a labelled turn that ends now, and reports it. Of its last token nothing is in the cache yet."""
         label = decode.label_of({wire.PARAMS_KEY: {"scope": SCOPE, "keys": [key]}})
         assert label is not None
-        turn = decode.opened(label, identity=IDENTITY, prompt=tokens[:-9], extras=(), block_size=BLOCK_SIZE)
+        shown = self.clock.at(now)
+        turn = decode.opened(
+            label, identity=IDENTITY, prompt=tokens[:-9], extras=(), block_size=BLOCK_SIZE, now=shown - 1.0
+        )
         assert turn is not None
         self._retain(set_id, tokens[:-1], deadline)
         params = engine_params(
@@ -70,7 +73,7 @@ class DecodeEngine:
             remote_engine_id=self.engine_id,
             remote_blocks_expiry_time=deadline,
         )
-        report = turn.close(params, tokens, deadline)
+        report = turn.close(params, tokens, deadline, now=shown)
         assert report is not None
         self.turns[set_id] = tokens
         self.ledger.retained(report)

@@ -133,7 +133,7 @@ class ClaimsMachine(RuleBasedStateMachine):
         if len(world.engine.labelled) < _MAX_RETAINED:
             tokens = [conversation * 1000 + at for at in range(count)]
             deadline = world.engine.clock.at(world.now) + ttl_s
-            world.engine.finish_turn(f"set-{next(world.ids)}", tokens, f"key-{conversation}", deadline)
+            world.engine.finish_turn(f"set-{next(world.ids)}", tokens, f"key-{conversation}", deadline, world.now)
             world.engine.retain_foreign(f"foreign-{next(world.ids)}", deadline)
             world.link.pump(world.now)
 

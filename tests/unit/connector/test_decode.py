@@ -18,9 +18,8 @@ UNREADABLE = TurnLabel(scope="", keys=[])
 
 
 def open_turn(prompt: list[int]) -> OpenTurn:
-    return OpenTurn(
-        TurnLabel(scope="scope", keys=["key-1", "key-2"]), identity=IDENTITY, prompt=prompt, extras=(), block_size=16
-    )
+    label = TurnLabel(scope="scope", keys=["key-1", "key-2"], continues=["key-0"])
+    return OpenTurn(label, identity=IDENTITY, prompt=prompt, extras=(), block_size=16, now=17.5)
 
 
 def test_a_labelled_turn_has_its_label() -> None:
@@ -57,6 +56,8 @@ def test_other_turns_are_not_ours(params: dict[str, Any] | None) -> None:
         {"scope": "s", "keys": [""]},
         {"scope": "s", "keys": ["k" * 129]},
         {"scope": "s", "keys": ["k"] * 33},
+        {"scope": "s", "keys": ["k"], "continues": ["k"] * 5},
+        {"scope": "s", "keys": ["k"], "continues": ["k\n"]},
         {"scope": "s", "keys": ["k"], "other": 1},
     ],
     ids=repr,
@@ -90,7 +91,7 @@ def test_a_turn_that_nothing_can_come_back_for_retains_nothing(
 ) -> None:
     label = TurnLabel(scope="scope", keys=keys)
 
-    turn = opened(label, identity=identity, prompt=[*range(100)], extras=extras, block_size=16)
+    turn = opened(label, identity=identity, prompt=[*range(100)], extras=extras, block_size=16, now=0.0)
 
     assert (turn is not None) is retained
 
@@ -100,12 +101,12 @@ def test_a_report_proves_all_that_is_covered(prompt_count: int, output_count: in
     tokens = [*range(prompt_count + output_count)]
     covered = len(tokens) - 1
 
-    report = open_turn(tokens[:prompt_count]).close(engine_params("set-1", covered), tokens, 500.0)
+    report = open_turn(tokens[:prompt_count]).close(engine_params("set-1", covered), tokens, 500.0, now=20.0)
 
     assert report is not None
     assert (report.set_id, report.scope, report.keys, report.deadline) == ("set-1", "scope", ["key-1", "key-2"], 500.0)
     assert (report.token_count, report.block_count) == (covered, -(-covered // 16))
-    assert not report.claimed
+    assert (report.claimed, report.continues, report.ended_at, report.turn_s) == (False, ["key-0"], 20.0, 2.5)
     anchors = Anchors(report.identity, report.stride, report.spacing, report.token_count, report.anchors)
     assert anchors.complete
     assert verified_count(anchors, tokens) == covered
@@ -117,12 +118,12 @@ def test_a_turn_that_covers_less_than_its_prompt_or_more_than_there_is_is_not_re
 ) -> None:
     tokens = [*range(120)]
 
-    assert (open_turn(tokens[:100]).close(engine_params("s", covered), tokens, 500.0) is not None) is reported
+    assert (open_turn(tokens[:100]).close(engine_params("s", covered), tokens, 500.0, now=20.0) is not None) is reported
 
 
 def test_the_params_of_a_report_are_a_copy() -> None:
     params = engine_params("set-1", 100)
-    report = open_turn([*range(100)]).close(params, [*range(100)], 500.0)
+    report = open_turn([*range(100)]).close(params, [*range(100)], 500.0, now=20.0)
     params["remote_host"] = "elsewhere"
 
     assert report is not None
@@ -131,7 +132,7 @@ def test_the_params_of_a_report_are_a_copy() -> None:
 
 def test_blocks_of_all_groups_are_counted() -> None:
     params = engine_params("set-1", 100, remote_block_ids=([1, 2, 3], [4, 5]))
-    report = open_turn([*range(100)]).close(params, [*range(100)], 500.0)
+    report = open_turn([*range(100)]).close(params, [*range(100)], 500.0, now=20.0)
 
     assert report is not None
     assert report.block_count == 5

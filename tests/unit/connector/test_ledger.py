@@ -20,6 +20,7 @@ operations = st.one_of(
     st.tuples(st.just("deadlines"), deadline_maps),
     st.tuples(st.just("claimed"), set_ids),
     st.tuples(st.just("returned"), set_ids),
+    st.tuples(st.just("memory"), st.none()),
     st.tuples(st.just("connect"), st.none()),
     st.tuples(st.just("disconnect"), st.none()),
     st.tuples(st.just("take"), st.integers(1, 4)),
@@ -33,10 +34,12 @@ class Agent:
         self._ledger = ledger
         self.connected = False
         self.sets: dict[str, wire.BlockSetReport] = {}
+        self.known_count = -1
+        """As the last memory figures imply, and what was heard after them."""
         self._replayed: set[str] = set()
 
     def connect(self) -> None:
-        self.connected = True
+        self.connected, self.known_count = True, -1
         self._replayed = set()
         for message in self._ledger.connect():
             self._apply(message)
@@ -66,9 +69,13 @@ class Agent:
             case wire.Freed(set_ids=gone):
                 for set_id in gone:
                     del self.sets[set_id]
+                self.known_count = -1
             case wire.Deadlines(deadlines=deadlines):
                 for set_id, deadline in deadlines.items():
                     self.sets[set_id] = msgspec.structs.replace(self.sets[set_id], deadline=deadline)
+            case wire.Memory(free_count=count):
+                assert count == len(self.sets), "figures that were true before, or after, what was heard"
+                self.known_count = count
             case _:
                 raise AssertionError(message)
 
@@ -122,6 +129,8 @@ def test_an_agent_that_applies_replay_and_messages_has_exactly_the_ledgers_sets(
                 engine.deadlines(deadlines)
             case (("claimed" | "returned"), str(set_id)):
                 engine.mark(set_id, name == "claimed")
+            case "memory", _:
+                ledger.memory(wire.Memory(free_count=len(engine.sets), waiting_count=0))
             case "connect", _:
                 agent.connect()
             case "disconnect", _:
@@ -132,9 +141,31 @@ def test_an_agent_that_applies_replay_and_messages_has_exactly_the_ledgers_sets(
     if agent.connected:
         agent.take(MAX_QUEUED + 1)
         assert unclaimed(agent.sets) == unclaimed(engine.sets)
+        ledger.memory(wire.Memory(free_count=len(engine.sets), waiting_count=0))
+        agent.take(1)
+        assert not engine.sets or agent.known_count == len(engine.sets)
     agent.disconnect()
     agent.connect()
     assert agent.sets == engine.sets
+
+
+def test_how_full_the_engine_is_is_told_once_the_latest_only_and_after_what_was_said_before() -> None:
+    ledger = Ledger()
+    ledger.connect()
+    ledger.memory(wire.Memory(free_count=9, waiting_count=0))
+    assert ledger.take() is None, "nothing is retained"
+    ledger.retained(SETS["a"])
+    for free in (8, 7, 7):
+        ledger.memory(wire.Memory(free_count=free, waiting_count=0))
+    ledger.freed([])
+
+    assert [ledger.take() for _ in range(3)] == [
+        wire.Retained(set=SETS["a"]),
+        wire.Memory(free_count=7, waiting_count=0),
+        None,
+    ]
+    ledger.connect()
+    assert ledger.take() is None, "figures from before the replay"
 
 
 def test_a_message_is_taken_once_and_in_order() -> None:

@@ -132,7 +132,7 @@ def test_a_long_replay_delays_no_pong_and_is_encoded_bit_by_bit(path: Path) -> N
     with FakeAgent(path) as agent, linked(path, ledger):
         connection = agent.accept()
         connection.receive()
-        connection.send(wire.Welcome(protocol=1, session="s"))
+        connection.send(wire.Welcome(protocol=wire.PROTOCOL_VERSION, session="s"))
         first = connection.receive()
         connection.send(wire.Ping(token=1.0))
         before = connection.receive_until(lambda message: isinstance(message, wire.Pong))
@@ -149,7 +149,7 @@ def test_what_happens_during_a_replay_comes_after_it(path: Path) -> None:
     with FakeAgent(path) as agent, linked(path, ledger):
         connection = agent.accept()
         connection.receive()
-        connection.send(wire.Welcome(protocol=1, session="s"))
+        connection.send(wire.Welcome(protocol=wire.PROTOCOL_VERSION, session="s"))
         first = connection.receive()
         ledger.freed(["set-0", "set-49"])
         replay = [first, *connection.receive_until(lambda message: isinstance(message, wire.Replayed))]
@@ -178,7 +178,7 @@ def test_a_grant_written_just_before_the_agent_dies_is_seen(path: Path) -> None:
     with FakeAgent(path) as agent, linked(path, ledger):
         dying = agent.accept()
         dying.receive()
-        dying.send(wire.Welcome(protocol=1, session="s"))
+        dying.send(wire.Welcome(protocol=wire.PROTOCOL_VERSION, session="s"))
         assert ledger.entered.wait(5)
         dying.send(wire.Claimed(set_id="a"))
         dying.close()
@@ -243,7 +243,7 @@ def test_the_next_session_names_the_last_one(path: Path) -> None:
         pytest.param(b"garbage\n", id="no message"),
         pytest.param(b"\n", id="an empty line"),
         pytest.param(b'{"type":"ping","token":1,"x":' + b"[" * 50_000 + b"\n", id="nested too deeply"),
-        pytest.param(b'{"type":"welcome","protocol":2,"session":"s"}\n', id="another protocol"),
+        pytest.param(b'{"type":"welcome","protocol":99,"session":"s"}\n', id="another protocol"),
         pytest.param(b"x" * 2000, id="a line that is too long"),
     ],
 )
@@ -264,7 +264,9 @@ def test_after_a_broken_session_comes_a_new_one(
         assert [type(message) for message in replay] == [wire.Retained, wire.Replayed]
 
 
-def test_an_agent_that_reads_too_slowly_gets_a_new_replay_and_the_engine_never_waits(path: Path) -> None:
+def test_an_agent_that_reads_too_slowly_gets_a_new_replay_and_the_engine_never_waits(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ledger = Ledger(max_queued=5)
     with FakeAgent(path) as agent, linked(path, ledger):
         slow, _, _ = agent.welcome()
@@ -274,6 +276,7 @@ def test_an_agent_that_reads_too_slowly_gets_a_new_replay_and_the_engine_never_w
 
     assert replay[-1] == wire.Replayed(set_count=30)
     assert ledger.dropped_count > 0
+    assert f"told all anew ({ledger.dropped_count} dropped so far)" in caplog.text
 
 
 def test_a_silent_agent_is_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +316,7 @@ def test_a_set_that_cannot_be_encoded_does_not_end_the_thread(path: Path) -> Non
         connection = agent.accept()
         connection.receive()
         ledger.freed(["a"])
-        connection.send(wire.Welcome(protocol=1, session="s"))
+        connection.send(wire.Welcome(protocol=wire.PROTOCOL_VERSION, session="s"))
 
         assert connection.receive() == wire.Replayed(set_count=0)
 

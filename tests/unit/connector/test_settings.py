@@ -13,15 +13,16 @@ def test_every_setting_is_read() -> None:
         "backhaul_min_verified": 128,
         "backhaul_weights_digest": "abc",
         "backhaul_nixl_progress_thread": False,
+        "backhaul_max_queued": 5,
         "bidirectional_kv_xfer": True,
         "decoder_kv_blocks_ttl": "left to vLLM",
     }
 
-    assert Settings.of(extra, {}) == Settings("/run/a.sock", 128, "abc", False)
+    assert Settings.of(extra, {}) == Settings("/run/a.sock", 128, "abc", False, 5)
 
 
 def test_the_defaults_need_nothing() -> None:
-    assert Settings.of({}, {}) == Settings("", 64, "", True)
+    assert Settings.of({}, {}) == Settings("", 64, "", True, 10_000)
 
 
 @pytest.mark.parametrize(
@@ -56,3 +57,8 @@ def test_an_unknown_key_is_named(key: str) -> None:
 def test_a_wrong_type_is_named(key: str, value: object, kind: str) -> None:
     with pytest.raises(ValueError, match=f"{key} must be of type {kind}, got {value!r}"):
         Settings.of({key: value}, {})
+
+
+def test_a_queue_that_takes_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="backhaul_max_queued must be at least 1, got 0"):
+        Settings.of({"backhaul_max_queued": 0}, {})

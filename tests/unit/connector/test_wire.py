@@ -34,6 +34,7 @@ HELLO = wire.Hello(
         wire.Replayed(set_count=3),
         wire.Freed(set_ids=["a\n", "ü"]),
         wire.Deadlines(deadlines={"a": 1.25}),
+        wire.Memory(free_count=7, waiting_count=3),
         wire.Pong(token=1.0, now=2.0, dropped_count=3),
     ],
     ids=lambda message: type(message).__name__,

@@ -150,6 +150,15 @@ def test_the_label_is_what_the_connector_reads() -> None:
     assert label == TurnLabel(scope="sc", keys=[])
 
 
+def test_the_label_names_the_best_of_the_keys_by_which_the_turn_before_was_looked_up() -> None:
+    find = [f"k{index}" for index in range(6)]
+
+    sent = decode(chat(), params={"a": msgspec.Raw(b"1")}, continues=find)["kv_transfer_params"]
+
+    assert sent["backhaul"] == {"scope": "sc", "keys": ["k"], "continues": find[:4]}
+    assert msgspec.convert(sent["backhaul"], TurnLabel).continues == find[:4]
+
+
 def test_without_a_hand_off_decode_gets_no_params_at_all() -> None:
     assert "kv_transfer_params" not in decode(chat(kv_transfer_params={"a": 1}))
 

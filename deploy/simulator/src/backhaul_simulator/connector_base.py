@@ -137,6 +137,9 @@ class Connector(ABC):
     connector_scheduler: Any
 
     @abstractmethod
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None: ...
+
+    @abstractmethod
     def on_new_request(self, request: EngineRequest) -> None: ...
 
     @abstractmethod

@@ -40,6 +40,9 @@ class Instruments:
         """Reads with content that the prompt's own tokens do not give, and that were not failed."""
         self.late_reads_failed = 0
         """Reads that got all their blocks and were failed all the same: the fence."""
+        self.waits_for_retained = 0
+        """Requests that could not be given blocks while finished turns retained some, each wait once."""
+        self._lacking: set[str] = set()
         self._complete: set[str] = set()
         self._retained: dict[str, _Retained] = {}
         self._readers: OrderedDict[str, str] = OrderedDict()
@@ -77,6 +80,17 @@ class Instruments:
     def released(self, set_id: str) -> None:
         """Notes that the engine keeps them no longer."""
         self._retained.pop(set_id, None)
+
+    def lacks_blocks(self, req_id: str) -> None:
+        """Counts a request that waits for blocks, if retained ones are among those that others have."""
+        if req_id in self._lacking or not any(kept.kind == "claimed" for kept in self._retained.values()):
+            return
+        self._lacking.add(req_id)
+        self.waits_for_retained += 1
+
+    def has_blocks(self, req_id: str) -> None:
+        """Notes that a request waits no more."""
+        self._lacking.discard(req_id)
 
     def read_started(self, read: ReadRequest) -> None:
         """Counts a read that arrives; tells when its set was read before."""
@@ -131,6 +145,7 @@ class Instruments:
             "reads_of_freed": self.reads_of_freed.total(),
             "wrong_reads_used": self.wrong_reads_used.total(),
             "late_reads_failed": self.late_reads_failed,
+            "waits_for_retained": self.waits_for_retained,
             "retained": {
                 kind: {"sets": sets[kind], "blocks": len(blocks[kind]), "leases": leased[kind]} for kind in kinds
             },

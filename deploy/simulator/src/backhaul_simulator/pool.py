@@ -32,6 +32,10 @@ class BlockPool:
         """Blocks that can be given out; the prefix cache may know some of them."""
         return len(self._free)
 
+    def get_num_free_blocks(self) -> int:
+        """Returns `free_count`, by vLLM's name for connectors."""
+        return len(self._free)
+
     def read(self, block_id: int) -> bytes:
         """Returns what is in a block, whoever it belongs to. Raises IndexError when there is no such block."""
         if not 0 <= block_id < self.block_count:

@@ -75,6 +75,7 @@ class Scheduler:
         self._news = False
         self._finished_req_ids: set[str] = set()
         self._in_flight: list[EngineRequest] = []
+        connector.bind_gpu_block_pool(pool)
 
     @property
     def retains(self) -> bool:
@@ -145,6 +146,7 @@ class Scheduler:
             while not self._manager.allocate(request, request.num_computed_tokens + count):
                 victim = self.running.pop()
                 self._preempt(victim)
+                self._instruments.lacks_blocks(victim.request_id)
                 preempted = True
                 if victim is request:
                     return budget, preempted
@@ -177,6 +179,7 @@ class Scheduler:
             if not self._manager.allocate(request, request.num_computed_tokens + count, fit_tokens=request.num_tokens):
                 unfit.append(request)
                 self.loading = unfit + self.loading
+                self._instruments.lacks_blocks(request.request_id)
                 return
             # The connector is told of every allocation; it orders a read only the first time.
             self._connector.update_state_after_alloc(request, KVCacheBlocks(self._pool, request.block_ids), 0)
@@ -206,6 +209,7 @@ class Scheduler:
             reserved=self._reserved_blocks() if asynchronous else 0,
             cache=not asynchronous,
         ):
+            self._instruments.lacks_blocks(request.request_id)
             return None
         self.waiting.popleft()
         self._connector.update_state_after_alloc(request, KVCacheBlocks(self._pool, request.block_ids), external)
@@ -220,6 +224,7 @@ class Scheduler:
         return count
 
     def _start(self, step: Step, request: EngineRequest, count: int) -> None:
+        self._instruments.has_blocks(request.request_id)
         request.status = RequestStatus.RUNNING
         self.running.append(request)
         self._run(step, request, count)
@@ -322,6 +327,7 @@ class Scheduler:
             self._free(request, delay=reads)
 
     def _free(self, request: EngineRequest, *, delay: bool = False) -> dict[str, object] | None:
+        self._instruments.has_blocks(request.request_id)
         size = self._pool.block_size
         computed = request.block_ids[: -(-request.num_computed_tokens // size)]
         keeps, params = self._connector.request_finished_all_groups(request, (computed,))

@@ -13,6 +13,7 @@ from backhaul_simulator.connector_base import (
     NixlConnectorMetadata,
 )
 from backhaul_simulator.engine_request import EngineRequest
+from backhaul_simulator.pool import BlockPool
 from backhaul_simulator.pull_scheduler import PullConnectorScheduler
 from backhaul_simulator.pull_worker import PullConnectorWorker
 from backhaul_simulator.side_channel import NixlHandshakePayload
@@ -41,6 +42,9 @@ class NixlConnector(Connector):
             self.connector_worker = PullConnectorWorker(vllm_config, self.engine_id)
 
     # Scheduler side.
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        """Does nothing: vLLM's own connector does not look at the pool."""
 
     def on_new_request(self, request: EngineRequest) -> None:
         assert self.connector_scheduler is not None

@@ -185,7 +185,14 @@ class Attempts:
     async def _decode_leg(self, turn: Turn, handed: HandedOver, stack: AsyncExitStack) -> Delivery:
         """Runs one decode leg until something of the answer is there. Raises EngineError."""
         node, params = handed.pair.decode, handed.params
-        body = decode_body(turn.body, params=params, scope=turn.scope, keys=turn.keys.label, cache_salt=turn.cache_salt)
+        body = decode_body(
+            turn.body,
+            params=params,
+            scope=turn.scope,
+            keys=turn.keys.label,
+            continues=turn.keys.find,
+            cache_salt=turn.cache_salt,
+        )
         turn.outcome.handed_off = params is not None
         headers = stack.enter_context(turn.trace.leg("decode", node, turn.outcome))
         stack.enter_context(self._load.running(node))

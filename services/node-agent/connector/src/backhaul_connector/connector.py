@@ -22,8 +22,11 @@ from backhaul_connector.worker import WorkerSide
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.forward_context import ForwardContext
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
@@ -56,10 +59,19 @@ class NixlConnector(StockNixlConnector):
 
     # Scheduler side, in the order in which a request meets it.
 
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        """Takes the pool whose free blocks are reported."""
+        super().bind_gpu_block_pool(gpu_block_pool)
+        if self._scheduler is not None:
+            self._scheduler.bind(gpu_block_pool)
+
     def on_new_request(self, request: "Request") -> None:
         """Proves a handle, or opens a labelled turn, once per request."""
         super().on_new_request(request)
-        if self._scheduler is not None and request.kv_transfer_params:
+        if self._scheduler is None:
+            return
+        self._scheduler.arrived(request)
+        if request.kv_transfer_params:
             self._scheduler.admit(request)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -69,6 +81,8 @@ class NixlConnector(StockNixlConnector):
         (``_remote_blocks_processed``): the request would wait for ever.
         """
         params = request.kv_transfer_params
+        if self._scheduler is not None:
+            self._scheduler.asked(request)
         if self._scheduler is None or not params:
             return super().get_num_new_matched_tokens(request, num_computed_tokens)
         if params.get("do_remote_decode") and params.get("_remote_blocks_processed"):
@@ -86,6 +100,12 @@ class NixlConnector(StockNixlConnector):
             self._scheduler.allocated(request, num_external_tokens)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> "KVConnectorMetadata":
+        """Notes how full the engine is: the step is planned, and who got no blocks in it waits for some."""
+        if self._scheduler is not None:
+            self._scheduler.stepped()
+        return super().build_connector_meta(scheduler_output)
+
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -93,6 +113,8 @@ class NixlConnector(StockNixlConnector):
 
         On prefill, adds the verdict and until when the hand-off's blocks are certainly kept.
         """
+        if self._scheduler is not None:
+            self._scheduler.left(request)
         if self._scheduler is None or not request.kv_transfer_params:
             return super().request_finished_all_groups(request, block_ids)
         if request.kv_transfer_params.get("do_remote_decode"):

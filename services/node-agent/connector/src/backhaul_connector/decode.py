@@ -30,11 +30,15 @@ def opened(
     prompt: Sequence[int],
     extras: Sequence[tuple[int, bytes]] | None,
     block_size: int,
+    now: float,
 ) -> "OpenTurn | None":
-    """Opens a turn; None when its blocks are to be freed at once: they could not be found again, or not be proved."""
+    """Opens a turn that comes ``now``; None when its blocks are to be freed at once.
+
+    They could not be found again, or not be proved.
+    """
     if not label.keys or identity is None or extras is None:
         return None
-    return OpenTurn(label, identity=identity, prompt=prompt, extras=extras, block_size=block_size)
+    return OpenTurn(label, identity=identity, prompt=prompt, extras=extras, block_size=block_size, now=now)
 
 
 def settled(params: Mapping[str, Any], in_flight: int, block_size: int) -> dict[str, Any]:
@@ -61,16 +65,20 @@ class OpenTurn:
         prompt: Sequence[int],
         extras: Sequence[tuple[int, bytes]],
         block_size: int,
+        now: float,
     ) -> None:
         self.label = label
+        self._opened_at = now
         self._identity = identity
         self._chain = AnchorChain(identity, stride_of(block_size), extras)
         # The last token is left for `close`: a turn may end with less computed than was asked.
         self._digested = max(0, len(prompt) - 1)
         self._chain.extend(array("i", prompt[: self._digested]))
 
-    def close(self, params: Mapping[str, Any], tokens: Sequence[int], deadline: float) -> BlockSetReport | None:
-        """Makes the report of what the engine retains.
+    def close(
+        self, params: Mapping[str, Any], tokens: Sequence[int], deadline: float, *, now: float
+    ) -> BlockSetReport | None:
+        """Makes the report of what the engine retains of a turn that ends ``now``.
 
         ``params`` are vLLM's, with ``remote_num_tokens`` tokens covered; ``tokens`` are all tokens of the request. None
         when fewer are covered than were digested: nothing could be proved.
@@ -92,4 +100,7 @@ class OpenTurn:
             spacing=anchors.spacing,
             anchors=anchors.digests,
             deadline=deadline,
+            ended_at=now,
+            turn_s=now - self._opened_at,
+            continues=self.label.continues,
         )

@@ -10,10 +10,20 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from backhaul_connector.wire import BlockSetReport, Deadlines, Freed, FromConnector, Identity, Replayed, Retained
+from backhaul_connector.wire import (
+    BlockSetReport,
+    Deadlines,
+    Freed,
+    FromConnector,
+    Identity,
+    Memory,
+    Replayed,
+    Retained,
+)
 
 MAX_QUEUED = 10_000
-"""Messages that may wait for a slow agent. One more and the queue is dropped: the link reconnects and replays."""
+"""Messages that may wait for a slow agent, if nothing else is set. One more and the queue is dropped: the link
+reconnects and replays."""
 
 
 class Ledger:
@@ -28,10 +38,18 @@ class Ledger:
         self._lock = threading.Lock()
         self._sets: dict[str, BlockSetReport] = {}
         self._queue: deque[FromConnector] = deque()
+        self._put_count = self._taken_count = 0
+        """Messages that this session's queue was given, and gave."""
+        self._memory: Memory | None = None
+        """The session's latest figures."""
+        self._memory_after = 0
+        """How many messages must be taken before they are true."""
+        self._memory_due = False
         self._identity: Identity | None = None
         self._connected = False
         self._overflowed = False
         self.dropped_count = 0
+        """Messages dropped so far because the queue was full or the agent away."""
 
     def retained(self, report: BlockSetReport) -> None:
         """Records a set and reports it."""
@@ -70,6 +88,20 @@ class Ledger:
             if (known := self._sets.get(set_id)) is not None:
                 self._sets[set_id] = msgspec.structs.replace(known, claimed=claimed)
 
+    def memory(self, memory: Memory) -> None:
+        """Takes over how full the engine is, in place of figures that were not taken yet.
+
+        They come after everything that was queued before, and never while nothing is retained. The same figures are
+        reported again only after something else.
+        """
+        with self._lock:
+            if memory == self._memory and self._put_count == self._memory_after:
+                return
+            self._memory, self._memory_after, self._memory_due = memory, self._put_count, True
+            wanted = self._connected and bool(self._sets)
+        if wanted:
+            self._wake()
+
     def identify(self, identity: Identity) -> None:
         """Reports what became of the weights digest, on this session and at the start of each later one."""
         with self._lock:
@@ -82,6 +114,8 @@ class Ledger:
         with self._lock:
             self._queue.clear()
             self._connected, self._overflowed = True, False
+            self._put_count = self._taken_count = self._memory_after = 0
+            self._memory, self._memory_due = None, False
             sets = list(self._sets.values())
             first = [self._identity] if self._identity is not None else []
         return [*first, *(Retained(set=report, replayed=True) for report in sets), Replayed(set_count=len(sets))]
@@ -94,18 +128,25 @@ class Ledger:
             self._queue.clear()
 
     def take(self) -> FromConnector | None:
-        """Takes the oldest message off the queue; None when there is none.
+        """Takes the oldest message off the queue, or the latest memory figures; None when there is nothing new.
 
         Raises BufferError when messages had to be dropped since `connect`: only a new session makes the agent right.
         """
         with self._lock:
             if self._overflowed:
                 raise BufferError("the agent was too slow: messages were dropped")
-            return self._queue.popleft() if self._queue else None
+            if self._memory_due and self._sets and self._taken_count >= self._memory_after:
+                self._memory_due = False
+                return self._memory
+            if not self._queue:
+                return None
+            self._taken_count += 1
+            return self._queue.popleft()
 
     def _put(self, message: FromConnector) -> None:
         if self._connected and len(self._queue) < self._max_queued:
             self._queue.append(message)
+            self._put_count += 1
             return
         self.dropped_count += 1
         self._overflowed = self._connected

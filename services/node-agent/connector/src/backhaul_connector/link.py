@@ -70,6 +70,7 @@ class AgentLink:
         self._waker.close()
 
     def _attempt(self) -> str:
+        overflowed = False
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                 sock.settimeout(_SILENCE_S)
@@ -80,9 +81,15 @@ class AgentLink:
                 )
             return "stopped"
         except Exception as error:  # noqa: BLE001 - a thread's boundary: whatever it was, the next session starts anew
+            overflowed = isinstance(error, BufferError)
             return f"{type(error).__name__}: {error}"
         finally:
             self._ledger.disconnect()
+            if overflowed:
+                _log.warning(
+                    "Backhaul: the node agent reads too slowly; it is told all anew (%d dropped so far)",
+                    self._ledger.dropped_count,
+                )
 
     def _welcomed(self, session: str) -> None:
         self._session = session

@@ -16,6 +16,7 @@ from backhaul_connector.handles import Handles
 from backhaul_connector.leases import ConfirmedDeadlines
 from backhaul_connector.ledger import Ledger
 from backhaul_connector.link import AgentLink
+from backhaul_connector.memory import BlockPool, MemoryWatcher
 from backhaul_connector.settings import Settings
 from backhaul_connector.snapshot import LeaseSnapshot
 from backhaul_connector.weights import WeightsDigests, digest_folder
@@ -58,7 +59,8 @@ class SchedulerSide:
         self._digests = WeightsDigests(self._digest)
         self.clocks = RemoteClocks()
         self._handles = Handles(self.clocks)
-        self._ledger = Ledger(wake=lambda: self._link.wake())
+        self._memory = MemoryWatcher(self._block_size, len(kv_cache_config.kv_cache_groups))
+        self._ledger = Ledger(wake=lambda: self._link.wake(), max_queued=settings.max_queued)
         self._link = AgentLink(settings.agent_socket, self._ledger, self._hello)
 
     def start(self) -> None:
@@ -72,6 +74,23 @@ class SchedulerSide:
         if self._settings.agent_socket:
             self._link.stop()
         self.clocks.stop()
+
+    def bind(self, pool: BlockPool) -> None:
+        self._memory.bind(pool)
+
+    def arrived(self, request: "Request") -> None:
+        self._memory.arrived(request.request_id, request.num_tokens)
+
+    def asked(self, request: "Request") -> None:
+        self._memory.asked(request.request_id, request.num_tokens)
+
+    def left(self, request: "Request") -> None:
+        self._memory.left(request.request_id)
+
+    def stepped(self) -> None:
+        """Takes note of how full the engine is, when a step is planned."""
+        if (memory := self._memory.stepped(time.perf_counter())) is not None:
+            self._ledger.memory(memory)
 
     def admit(self, request: "Request") -> None:
         params = request.kv_transfer_params
@@ -87,6 +106,7 @@ class SchedulerSide:
             self._verdicts[request_id] = msgspec.structs.replace(verdict, local=local)
 
     def allocated(self, request: "Request", external: int) -> None:
+        self._memory.left(request.request_id)
         params = request.kv_transfer_params
         if not params or params.get("_remote_blocks_processed"):
             return
@@ -120,7 +140,8 @@ class SchedulerSide:
 
     def retained(self, turn: decode.OpenTurn, request: "Request", params: dict[str, Any]) -> None:
         params = decode.settled(params, request.num_in_flight_tokens, self._block_size)
-        report = turn.close(params, request.all_token_ids, params["remote_blocks_expiry_time"])
+        deadline = params["remote_blocks_expiry_time"]
+        report = turn.close(params, request.all_token_ids, deadline, now=time.perf_counter())
         if report is None:
             _log.warning("Backhaul: a turn ended with fewer tokens than its prompt; it is not reported")
             return
@@ -171,6 +192,7 @@ class SchedulerSide:
             prompt=request.prompt_token_ids or (),
             extras=engine.extras_of(request),
             block_size=self._block_size,
+            now=time.perf_counter(),
         )
         if turn is not None:
             self._turns[request.request_id] = turn

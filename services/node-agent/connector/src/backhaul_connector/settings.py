@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from backhaul_connector.ledger import MAX_QUEUED
+
 PREFIX = "backhaul_"
 
 
@@ -22,11 +24,19 @@ class Settings:
     """Whether NIXL runs its progress thread, which takes one core for ever. Off is for CPU demos: an engine that is
     idle and retains nothing then does not answer reads."""
 
+    max_queued: int = MAX_QUEUED
+    """Messages that may wait for an agent that reads slowly; one more and it is told all anew."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when nothing could be said to an agent."""
+        if self.max_queued < 1:
+            raise ValueError(f"{PREFIX}max_queued must be at least 1, got {self.max_queued}")
+
     @classmethod
     def of(cls, extra_config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> "Settings":
         """Reads the settings.
 
-        Raises ValueError that names an unknown key or a wrong type.
+        Raises ValueError that names an unknown key, a wrong type or a value that cannot be.
         """
         given = {key[len(PREFIX) :]: value for key, value in extra_config.items() if key.startswith(PREFIX)}
         defaults = cls(agent_socket=environ.get("BACKHAUL_AGENT_SOCKET", ""))

@@ -14,8 +14,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-PROTOCOL_VERSION = 1
-"""Both sides must speak the same version; the agent refuses another one with a clear log line."""
+PROTOCOL_VERSION = 2
+"""Both sides must speak the same version; the agent refuses another one with a clear log line. It changes with whatever
+one side needs of the other: an agent that does not know how full its engine is would retain too much, or too little."""
 
 PARAMS_KEY = "backhaul"
 """Key in kv_transfer_params under which everything of ours rides."""
@@ -41,6 +42,12 @@ class BlockSetReport(msgspec.Struct, frozen=True, kw_only=True):
     anchors: bytes
     deadline: float
     """Deadline that the engine last confirmed."""
+    ended_at: float
+    """When the turn ended."""
+    turn_s: float
+    """How long it took, from its arrival at this engine to its end."""
+    continues: list[str] = []
+    """Keys by which the turn before it was looked up; empty when none was."""
     claimed: bool = False
     """Whether an agent said that it granted the set and did not take that back."""
 
@@ -106,6 +113,15 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True, tag="deadlines"):
     deadlines: dict[str, float]
 
 
+class Memory(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
+    """How full the engine is, seen after everything that was said before. Only the latest is sent."""
+
+    free_count: int
+    """Blocks that a request can have at once."""
+    waiting_count: int
+    """Blocks that requests asked for in the last step and did not get, those of the requests behind them included."""
+
+
 class Pong(msgspec.Struct, frozen=True, kw_only=True, tag="pong"):
     """Answer to `Ping`, with what the connector counts."""
 
@@ -140,22 +156,27 @@ class Returned(msgspec.Struct, frozen=True, kw_only=True, tag="returned"):
     set_id: str
 
 
-FromConnector = Hello | Identity | Retained | Replayed | Freed | Deadlines | Pong
+FromConnector = Hello | Identity | Retained | Replayed | Freed | Deadlines | Memory | Pong
 FromAgent = Welcome | Ping | Claimed | Returned
 
 
 NAME = r"[A-Za-z0-9._:-]{1,128}"
 """Scopes and keys that the registry takes: blocks under a name that it refuses would be retained and never found."""
 
+MAX_CONTINUES = 4
+"""Keys of the turn before that a label names."""
+
 _Name = Annotated[str, msgspec.Meta(pattern=rf"\A{NAME}\Z")]
 
 
-class TurnLabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TurnLabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """`backhaul` in the params of a decode leg: how the next turn will find this one."""
 
     scope: _Name
     keys: Annotated[list[_Name], msgspec.Meta(max_length=32)]
     """Lookup keys; empty: nothing will come back for the blocks, free them at once."""
+    continues: Annotated[list[_Name], msgspec.Meta(max_length=MAX_CONTINUES)] = []
+    """Keys by which the turn before this one was looked up, best first."""
 
 
 class HandleProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from backhaul_connector.wire import PARAMS_KEY, TurnLabel, Verdict
+from backhaul_connector.wire import MAX_CONTINUES, PARAMS_KEY, TurnLabel, Verdict
 from backhaul_router.core.body import Endpoint, TurnBody
 from backhaul_router.core.sse import WholeLines
 from backhaul_router.core.usage import PromptUsage
@@ -156,14 +156,23 @@ def prefill_body(
     return _encode(fields)
 
 
-def decode_body(body: TurnBody, *, params: Params | None, scope: str, keys: Sequence[str], cache_salt: str) -> bytes:
+def decode_body(
+    body: TurnBody,
+    *,
+    params: Params | None,
+    scope: str,
+    keys: Sequence[str],
+    continues: Sequence[str] = (),
+    cache_salt: str,
+) -> bytes:
     """Returns the decode leg: the client's request with the prefill engine's params and the turn's label.
 
+    ``continues`` are the keys by which the turn before was looked up, best first; the first few are told.
     Complete enough for the engine to compute everything on its own. Without ``params`` there is no label either.
     """
     fields = _for_engine(body, cache_salt)
     if params is not None:
-        label = msgspec.Raw(_encode(TurnLabel(scope=scope, keys=list(keys))))
+        label = msgspec.Raw(_encode(TurnLabel(scope=scope, keys=list(keys), continues=list(continues[:MAX_CONTINUES]))))
         fields[_PARAMS] = msgspec.Raw(_encode({**params, PARAMS_KEY: label}))
     return _encode(fields)
 

@@ -1,0 +1,72 @@
+"""How full an engine is: blocks that are free, and blocks that requests wait for.
+
+The pool is public (``KVConnectorBase_V1.bind_gpu_block_pool``); who waits shows in the hooks. vLLM's scheduler
+(``v1/core/sched/scheduler.py``, ``schedule``) asks for the first request that waits what can be read
+(``get_num_new_matched_tokens``), tries to allocate, and on success says so (``update_state_after_alloc``); if not, it
+asks for no further one and ends the step's plan (``build_connector_meta``). So who was asked for and not allocated by
+then waits for blocks, and whoever came and was never allocated is behind it.
+"""
+
+from typing import Protocol
+
+from backhaul_connector.wire import Memory
+
+INTERVAL_S = 0.02
+"""Least time between two reports, unless requests begin to wait."""
+
+_MAX_COUNT = 2**31 - 1
+
+
+class BlockPool(Protocol):
+    """The part of vLLM's block pool that is used (``v1/core/block_pool.py``)."""
+
+    def get_num_free_blocks(self) -> int: ...
+
+
+class MemoryWatcher:
+    """Follows requests until they have blocks. Costs a dictionary access per hook."""
+
+    def __init__(self, block_size: int, group_count: int) -> None:
+        """Every cache group takes blocks of its own for the same tokens."""
+        self._block_size = block_size
+        self._group_count = group_count
+        self._pool: BlockPool | None = None
+        self._needs: dict[str, int] = {}
+        """Blocks that requests without any need, by request id."""
+        self._needed = 0
+        """Their sum."""
+        self._asked: set[str] = set()
+        """Requests of this step for which allocation is tried."""
+        self._waited = False
+        """Whether anybody waited when figures were returned last."""
+        self._due = float("-inf")
+
+    def bind(self, pool: BlockPool) -> None:
+        """Takes the pool; without one there is nothing to report."""
+        self._pool = pool
+
+    def arrived(self, request_id: str, token_count: int) -> None:
+        """Notes a request without blocks, new or preempted."""
+        if request_id not in self._needs:
+            self._needs[request_id] = -(-token_count // self._block_size) * self._group_count
+            self._needed += self._needs[request_id]
+
+    def asked(self, request_id: str, token_count: int) -> None:
+        """Notes that blocks are about to be allocated for a request."""
+        self.arrived(request_id, token_count)
+        self._asked.add(request_id)
+
+    def left(self, request_id: str) -> None:
+        """Notes that a request has blocks, or does not want any more."""
+        self._needed -= self._needs.pop(request_id, 0)
+        self._asked.discard(request_id)
+
+    def stepped(self, now: float) -> Memory | None:
+        """Returns what is to be reported when a step is planned; None when it is too early for that."""
+        waiting = min(self._needed, _MAX_COUNT) if self._asked else 0
+        self._asked.clear()
+        begins_to_wait = waiting > 0 and not self._waited
+        if self._pool is None or (now < self._due and not begins_to_wait):
+            return None
+        self._waited, self._due = waiting > 0, now + INTERVAL_S
+        return Memory(free_count=self._pool.get_num_free_blocks(), waiting_count=waiting)

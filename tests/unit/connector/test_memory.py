@@ -1,0 +1,80 @@
+"""A decode engine's connector says how many blocks are free, and how many are waited for."""
+
+from dataclasses import dataclass
+
+from backhaul_connector.memory import MemoryWatcher
+from backhaul_connector.wire import Memory
+
+
+@dataclass
+class Pool:
+    free: int = 100
+
+    def get_num_free_blocks(self) -> int:
+        return self.free
+
+
+def watcher(*, groups: int = 1) -> MemoryWatcher:
+    made = MemoryWatcher(16, groups)
+    made.bind(Pool())
+    return made
+
+
+def test_a_request_that_was_tried_and_got_no_blocks_waits_and_so_do_those_behind_it() -> None:
+    made = watcher()
+    made.arrived("first", 160)
+    made.arrived("second", 17)
+    made.asked("first", 160)
+
+    assert made.stepped(0.0) == Memory(free_count=100, waiting_count=12)
+
+
+def test_requests_that_wait_for_something_else_wait_for_no_blocks() -> None:
+    made = watcher()
+    made.arrived("first", 160)
+
+    assert made.stepped(0.0) == Memory(free_count=100, waiting_count=0)
+
+
+def test_a_request_that_got_its_blocks_or_left_waits_no_more() -> None:
+    made = watcher()
+    for name in ("allocated", "aborted", "first"):
+        made.asked(name, 16)
+        made.arrived(name, 16)
+    made.left("allocated")
+    made.left("aborted")
+
+    assert made.stepped(0.0) == Memory(free_count=100, waiting_count=1)
+    made.left("first")
+    assert made.stepped(1.0) == Memory(free_count=100, waiting_count=0)
+
+
+def test_a_request_that_was_preempted_waits_again_with_all_its_tokens() -> None:
+    made = watcher()
+    made.asked("request", 16)
+    made.left("request")
+    made.asked("request", 64)
+
+    assert made.stepped(0.0) == Memory(free_count=100, waiting_count=4)
+
+
+def test_every_cache_group_takes_blocks_of_its_own() -> None:
+    made = watcher(groups=3)
+    made.asked("request", 32)
+
+    assert made.stepped(0.0) == Memory(free_count=100, waiting_count=6)
+
+
+def test_figures_are_due_every_20_ms_or_at_once_when_a_request_begins_to_wait() -> None:
+    made = watcher()
+    assert made.stepped(0.0) is not None
+    assert made.stepped(0.01) is None
+    made.asked("request", 16)
+    assert made.stepped(0.012) == Memory(free_count=100, waiting_count=1)
+    made.asked("request", 16)
+    assert made.stepped(0.02) is None
+    assert made.stepped(0.033) == Memory(free_count=100, waiting_count=0)
+
+
+def test_without_a_pool_there_is_nothing_to_say() -> None:
+    assert MemoryWatcher(16, 1).stepped(0.0) is None
