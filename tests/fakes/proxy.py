@@ -66,21 +66,27 @@ class Proxy:
     def cut(self) -> None:
         """Ends all connections, and every new one."""
         self._refusing = True
-        self._loop.call_soon_threadsafe(self._break)
+        self._wait(self._break())
 
     def swallow(self) -> None:
         """Lets nothing through any more; connections stay open, new ones are accepted."""
-        self._loop.call_soon_threadsafe(self._flows.clear)
+        self._wait(self._set_flowing(flowing=False))
 
     def heal(self) -> None:
         """Works again."""
         self._refusing, self.delay_s = False, 0.0
-        self._loop.call_soon_threadsafe(self._flows.set)
+        self._wait(self._set_flowing(flowing=True))
 
     def _wait(self, work: Coroutine[None, None, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
-    def _break(self) -> None:
+    async def _set_flowing(self, *, flowing: bool) -> None:
+        if flowing:
+            self._flows.set()
+        else:
+            self._flows.clear()
+
+    async def _break(self) -> None:
         for task, ends in self._links.items():
             if self._unix:
                 for end in ends:
