@@ -191,7 +191,14 @@ async def test_a_turn_whose_deadline_has_passed_is_not_begun() -> None:
             return ()
 
     nothing: Any = None
-    service = InferenceService(turns=nothing, models=nothing, admission=nothing, body_limit_bytes=10, send_s=1.0)
+    service = InferenceService(
+        turns=nothing,
+        conversations=nothing,
+        models=nothing,
+        admission=nothing,
+        body_limit_bytes=10,
+        send_s=1.0,
+    )
     late: Any = Late()
     with pytest.raises(DeadlineExceededError):
         _ = [step async for step in service.ChatCompletions(router_pb2.ChatCompletionsRequest(body=b"{}"), late)]
