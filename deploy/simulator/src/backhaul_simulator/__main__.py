@@ -24,6 +24,7 @@ _NUMBERS = (
     ("lease_s", "S", "kv_lease_duration: how long hand-offs are kept, and what a renewal is measured by"),
     ("recompute_threshold", "TOKENS", "fewer tokens than this are computed rather than read (kv_recompute_threshold)"),
     ("min_verified", "TOKENS", "fewest proved tokens for which the connector uses a handle (backhaul_min_verified)"),
+    ("max_queued", "N", "messages of the connector that wait for its agent at most (backhaul_max_queued)"),
     ("vocabulary", "N", "number of token ids"),
     ("end_rate", "N", "about one generated token in so many ends the turn"),
     ("clock_offset_s", "S", "added to this process's perf_counter, by which engines measure deadlines"),
@@ -66,13 +67,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--weights", default=_DEFAULTS.weights, metavar="NAME", help="engines with other weights give other answers"
     )
-    for name, metavar, text in _NUMBERS:
     parser.add_argument(
         "--kv-events",
         default="",
         metavar="tcp://*:PORT",
         help="where rank 0 publishes KV events, rank n n ports higher",
     )
+    for name, metavar, text in _NUMBERS:
         default = getattr(_DEFAULTS, name)
         parser.add_argument(_flag(name), type=type(default), default=default, metavar=metavar, help=text)
     for name, text in _SWITCHES:

@@ -39,6 +39,8 @@ class EngineOptions:
     """``kv_recompute_threshold``: fewer remote tokens are computed rather than read."""
     min_verified: int = 64
     """``backhaul_min_verified`` of the connector."""
+    max_queued: int = 10_000
+    """``backhaul_max_queued`` of the connector."""
     agent_socket: str = ""
     """Unix socket of the node agent, that of rank 0 and of every other rank."""
     side_channel_host: str = "127.0.0.1"
@@ -54,11 +56,11 @@ class EngineOptions:
     """Port at which rank 0's memory is read, rank n's at port + n; 0: any."""
     advertised_transfer_port: int = 0
     """Port that readers are told in its place, for a network in between; 0: the same."""
-    bidirectional: bool = True
-    """``bidirectional_kv_xfer``."""
     kv_events: str = ""
     """Where rank 0 tells what its prefix cache stores and evicts (``--kv-events-config``), rank n n ports higher:
     tcp://*:PORT as in vLLM. Empty: nowhere."""
+    bidirectional: bool = True
+    """``bidirectional_kv_xfer``."""
     async_scheduling: bool = True
     """Whether a step is planned before the last one's tokens are known (vLLM's default): when a turn ends by a stop
     token, one more token counts as computed, and its content is written only with the next step."""
@@ -79,8 +81,8 @@ class EngineOptions:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.block_count < 2:
             raise ValueError(f"block_count must be at least 2 (one is the null block), got {self.block_count}")
-        if self.connector and not self.agent_socket:
-            raise ValueError("agent_socket is needed with the connector; without it set connector=False")
         if self.kv_events and not re.fullmatch(r"tcp://\*:[0-9]{1,5}", self.kv_events):
             # vLLM takes any other address for one to connect to, and nobody hears it.
             raise ValueError(f"kv_events must be of the form tcp://*:PORT, got {self.kv_events!r}")
+        if self.connector and not self.agent_socket:
+            raise ValueError("agent_socket is needed with the connector; without it set connector=False")

@@ -94,6 +94,7 @@ def config_of(options: EngineOptions, *, rank: int, engine_id: str) -> VllmConfi
         extra |= {
             "backhaul_agent_socket": options.agent_socket,
             "backhaul_min_verified": options.min_verified,
+            "backhaul_max_queued": options.max_queued,
             "backhaul_weights_digest": f"simulated:{options.weights}",
             "backhaul_nixl_progress_thread": False,
         }
