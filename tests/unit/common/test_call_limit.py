@@ -72,6 +72,27 @@ async def test_ten_times_as_many_calls_are_answered_or_refused_at_once_and_then_
         assert await asyncio.gather(*[list_nodes(channel) for _ in range(5)]) == [None] * 5
 
 
+async def test_calls_whose_requests_are_still_on_their_way_are_counted() -> None:
+    async with serving(3) as (nodes, channel):
+        nodes.go.set()
+        begun: list[grpc.aio.StreamUnaryCall[Any, Any]] = []
+
+        async def full() -> bool:
+            # One more each time: the call that looks has a place itself.
+            begun.append(channel.stream_unary("/backhaul.registry.v1.NodeService/ListNodes")())
+            refusal = await list_nodes(channel)
+            return refusal is not None and refusal.reason == "TOO_MANY_CALLS"
+
+        await eventually(full)
+        for call in begun:
+            call.cancel()
+
+        async def free() -> bool:
+            return await list_nodes(channel) is None
+
+        await eventually(free)
+
+
 async def test_streams_are_counted_apart_and_given_free_when_they_end() -> None:
     async with serving(2) as (nodes, channel):
         nodes.go.set()

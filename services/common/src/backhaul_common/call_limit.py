@@ -1,9 +1,8 @@
 """Server interceptor that bounds what runs at once."""
 
-import inspect
+import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -18,7 +17,8 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls beyond a limit at once, as ResourceExhaustedError (TOO_MANY_CALLS).
 
     Calls with one answer and calls that stream theirs are counted apart, so that streams that stay open never shut out
-    short calls. Health checks and reflection are always answered. Goes inside the interceptor that maps errors.
+    short calls. A call counts from its first byte on, be its request still on its way or its turn still to come. Health
+    checks and reflection are always answered. Goes inside the interceptor that maps errors.
     """
 
     def __init__(self, max_calls: int) -> None:
@@ -33,46 +33,37 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Wraps the handler of one call."""
+        """Counts one call, or wraps its handler in a refusal."""
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith("/grpc."):
             # None makes gRPC answer UNIMPLEMENTED; its typing does not know.
             return handler  # type: ignore[return-value]
-        takes, gives = _WAYS[handler.request_streaming], _WAYS[handler.response_streaming]
-        behavior = getattr(handler, f"{takes}_{gives}")
-        wrap = self._stream if inspect.isasyncgenfunction(behavior) else self._unary
-        wrapped: grpc.RpcMethodHandler[Any, Any] = getattr(grpc, f"{takes}_{gives}_rpc_method_handler")(
-            wrap(behavior, handler.response_streaming),
+        streaming = bool(handler.response_streaming)
+        if self._running[streaming] < self._max_calls:
+            self._count(streaming)
+            return handler
+        takes, gives = _WAYS[bool(handler.request_streaming)], _WAYS[streaming]
+        refusing: grpc.RpcMethodHandler[Any, Any] = getattr(grpc, f"{takes}_{gives}_rpc_method_handler")(
+            self._refusal(streaming),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
-        return wrapped
+        return refusing
 
-    def _unary(self, behavior: Any, streaming: bool) -> Any:
-        async def call(request: Any, context: Any) -> Any:
-            with self._counted(streaming):
-                return await behavior(request, context)
+    def _count(self, streaming: bool) -> None:
+        # A call's task begins with the interceptors and ends with the answer (`_handle_rpc` in grpc's
+        # _cython/_cygrpc/aio/server.pyx.pxi): a call that waits for its request, or for the loop, runs as well.
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[streaming] += 1
+        task.add_done_callback(lambda _: self._running.subtract((streaming,)))
 
-        return call
+    def _refusal(self, streaming: bool) -> Any:
+        kind = "streams" if streaming else "calls"
 
-    def _stream(self, behavior: Any, streaming: bool) -> Any:
-        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-            with self._counted(streaming):
-                async with aclosing(behavior(request, context)) as responses:
-                    async for response in responses:
-                        yield response
-
-        return call
-
-    @contextmanager
-    def _counted(self, streaming: bool) -> Iterator[None]:
-        if self._running[streaming] >= self._max_calls:
-            kind = "streams" if streaming else "calls"
+        async def refuse(request: Any, context: Any) -> Any:
             self._refusals.add(1, {"kind": kind})
             message = f"{self._max_calls} {kind} run on this server, which is its limit; try again in a moment"
             raise ResourceExhaustedError("TOO_MANY_CALLS", message, limit=str(self._max_calls))
-        self._running[streaming] += 1
-        try:
-            yield
-        finally:
-            self._running[streaming] -= 1
+
+        return refuse
