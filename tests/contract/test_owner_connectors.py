@@ -210,6 +210,24 @@ async def test_an_answer_to_a_ping_with_a_time_that_no_clock_shows_closes_the_co
     await connector.close()
 
 
+async def test_what_a_connector_dropped_is_told_although_it_came_back_over_another_connection(
+    peer: Listening, connector: FakeConnector
+) -> None:
+    with capture_logs() as logs:
+        for count in (3, 8, 8):
+            await comes_and_goes(peer, connector, dropped_count=count)
+    assert [log["count"] for log in logs if log["event"] == "connector dropped messages"] == [5]
+
+
+async def comes_and_goes(peer: Listening, connector: FakeConnector, *, dropped_count: int) -> None:
+    """Connects, answers a ping, and leaves."""
+    connector.dropped_count = dropped_count
+    seen = len(peer.of(ev.ClockObserved))
+    await connector.connect()
+    await eventually(lambda: len(peer.of(ev.ClockObserved)) > seen)
+    await connector.close()
+
+
 async def test_a_line_over_the_limit_closes_the_connection(peer: Listening, connector: FakeConnector) -> None:
     await connector.connect()
     await eventually(lambda: bool(peer.of(ev.ReplayFinished)))

@@ -56,7 +56,6 @@ class _Connection:
         # Pings on their way, by the time they were sent; old ones fall out when a connector answers none.
         self.pings: dict[float, None] = {}
         self.heard_at = 0.0
-        self.dropped_count: int | None = None
 
     def write(self, message: wire.FromAgent) -> None:
         self.writer.write(wire.encode(message))
@@ -78,6 +77,8 @@ class ConnectorServer:
         self._sock: socket.socket | None = None
         self._inode = 0
         self._complaint = ""
+        # Per rank, what its engine had dropped when it last said so: a full queue ends the connection that overflowed.
+        self._dropped: dict[int, tuple[str, int]] = {}
 
     def open(self) -> None:
         """Takes the path; connectors that come wait until `run`.
@@ -289,9 +290,7 @@ class ConnectorServer:
         del connection.pings[pong.token]
         now = self._clock.monotonic()
         connection.heard_at = now
-        if connection.dropped_count is not None and pong.dropped_count > connection.dropped_count:
-            _log.warning("connector dropped messages", count=pong.dropped_count - connection.dropped_count)
-        connection.dropped_count = pong.dropped_count
+        self._note_dropped(connection.facts, pong.dropped_count)
         hear(
             ev.ClockObserved(
                 connection.number,
@@ -301,6 +300,12 @@ class ConnectorServer:
                 received=now,
             )
         )
+
+    def _note_dropped(self, facts: EngineFacts, count: int) -> None:
+        engine_id, before = self._dropped.get(facts.rank, ("", 0))
+        if engine_id == facts.engine_id and count > before:
+            _log.warning("connector dropped messages", engine=engine_id, count=count - before)
+        self._dropped[facts.rank] = (facts.engine_id, count)
 
 
 def _causes(group: BaseExceptionGroup[BaseException]) -> str:
