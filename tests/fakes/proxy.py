@@ -31,6 +31,8 @@ class Proxy:
         self.target = target
         self.delay_s = 0.0
         """How much later every piece arrives."""
+        self.passed_bytes = 0
+        """What was passed on so far, in both directions."""
         self.address = ""
         self._unix = target.startswith("/")
         self._refusing = False
@@ -135,6 +137,7 @@ class Proxy:
                     await asyncio.sleep(self.delay_s)
                 await self._flows.wait()
                 await self._loop.sock_sendall(sink, data)
+                self.passed_bytes += len(data)
         _shut(sink, socket.SHUT_WR)
         _shut(source, socket.SHUT_RD)
 

@@ -26,7 +26,7 @@ from tests.soak.faults import (
     together,
 )
 from tests.soak.network import BreakableNetwork
-from tests.soak.recovery import Load, Recovery, recovery_from
+from tests.soak.recovery import Load, Recovery, reach, recovery_from
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
@@ -166,6 +166,18 @@ async def test_a_broken_link_to_an_engine_fails_at_most_answers_that_were_on_it(
     told: tuple[str, ...],
 ) -> None:
     await check(make(network, link), stack, load, told=told, within_s=30)
+
+
+async def test_links_before_engines_and_between_members_of_etcd_are_in_use(
+    stack: Stack, network: BreakableNetwork, load: Load
+) -> None:
+    """Else breaking them would show nothing."""
+    parts = [part for node in stack.nodes for part in (f"{node.name} side channel", f"{node.name} notifications")]
+    links = [f"peers > {part}" for part in parts]
+    links += [f"{node.agent} > {node.name} side channel" for node in stack.nodes]
+    links += [f"{node.name} > {node.agent}" for node in stack.nodes]
+    links += [f"members > etcd-{number}" for number in (1, 2, 3)]
+    await reach(lambda: all(network.link(name).passed_bytes for name in links), 30, "a link is not used")
 
 
 @pytest.mark.parametrize("make", BREAKS)

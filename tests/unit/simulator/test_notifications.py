@@ -1,10 +1,11 @@
 """The stand-in for NIXL's notifications."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
-from backhaul_simulator.notifications import NixlError, nixl_agent
+from backhaul_simulator.notifications import NixlError, nixl_agent, nixl_agent_config
 from tests.fakes.eventually import eventually
 
 
@@ -65,3 +66,15 @@ def test_sending_to_an_agent_that_is_gone_is_an_error() -> None:
 def test_metadata_of_something_else_is_an_error(agents: tuple[nixl_agent, nixl_agent]) -> None:
     with pytest.raises(NixlError, match="cannot be read"):
         agents[0].add_remote_agent(b"\x80not json")
+
+
+def test_senders_go_to_the_port_that_they_are_told() -> None:
+    sender, between = nixl_agent("sender"), nixl_agent("receiver")
+    _, _, port = json.loads(between.get_agent_metadata())
+    receiver = nixl_agent("receiver", nixl_agent_config(advertised_port=port))
+    sender.add_remote_agent(receiver.get_agent_metadata())
+    sender.send_notif("receiver", b"a:1")
+    assert between.get_new_notifs() == {"sender": [b"a:1"]}
+    assert receiver.get_new_notifs() == {}
+    for agent in (sender, between, receiver):
+        agent.close()
