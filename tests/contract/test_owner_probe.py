@@ -82,7 +82,7 @@ async def test_an_engine_is_healthy_only_when_health_and_models_are_known(contex
                 await seen.becomes(lambda facts: facts.healthy)
                 assert seen.server.models == ()
                 http.models_status = 200
-                await seen.becomes(lambda facts: facts == ServerFacts(True, ("model-1",), "0.32.0", ""))
+                await seen.becomes(lambda facts: facts == ServerFacts(True, ("model-1",), ("model-1",), "0.32.0", ""))
 
 
 async def test_an_adapter_that_is_loaded_later_is_noticed(context: zmq.asyncio.Context) -> None:

@@ -33,6 +33,8 @@ class EngineOptions:
     """Added to the command line."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment."""
+    agent_flags: Sequence[str] = ()
+    """Added to the command line of its agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class EnginePlace:
     http_port: int
     side_channel_port: int
     agent_socket: Path | None = None
+    kv_events_port: int | None = None
+    """Where its first rank publishes KV events; None: it does not."""
 
 
 def kv_transfer_config(options: EngineOptions) -> dict[str, Any]:
@@ -70,6 +74,11 @@ def kv_transfer_config(options: EngineOptions) -> dict[str, Any]:
         extra["backhaul_nixl_progress_thread"] = False
     extra |= options.extra_config
     return config
+
+
+def kv_events_config(port: int) -> dict[str, Any]:
+    """Returns the value of --kv-events-config. The star makes vLLM listen: it would connect to any other address."""
+    return {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port}"}
 
 
 def engine_env(place: EnginePlace) -> dict[str, str]:
@@ -111,6 +120,8 @@ def engine_spec(place: EnginePlace, options: EngineOptions) -> ProcessSpec:
         "tool-call-parser": "hermes",
         "kv-transfer-config": json.dumps(kv_transfer_config(options)),
     }
+    if place.kv_events_port is not None:
+        flags["kv-events-config"] = json.dumps(kv_events_config(place.kv_events_port))
     if options.num_blocks is not None:
         flags["num-gpu-blocks-override"] = str(options.num_blocks)
     command = [str(place.python), "-m", "vllm.entrypoints.openai.api_server"]

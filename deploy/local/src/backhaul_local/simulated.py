@@ -25,6 +25,8 @@ class SimulatedEngine:
     """`kv_lease_duration`."""
     flags: Sequence[str] = ()
     """Added to the command line."""
+    agent_flags: Sequence[str] = ()
+    """Added to the command line of its agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,8 @@ def simulated_spec(place: EnginePlace, options: SimulatedEngine, ports: Simulate
     command = [sys.executable, "-m", "backhaul_simulator"]
     command += [part for name, value in flags.items() for part in (f"--{name}", value)]
     command += ["--agent-socket", str(place.agent_socket)] if options.connector else ["--no-connector"]
+    if place.kv_events_port is not None:
+        command += ["--kv-events", f"tcp://*:{place.kv_events_port}"]
     return ProcessSpec(name=place.name, command=[*command, *options.flags])
 
 

@@ -41,6 +41,8 @@ class Node:
     side_channel: str
     socket: Path
     agent_address: str
+    kv_events: str
+    """host:port of the first rank's KV events; empty: none. Only decode engines are asked what they cache."""
 
     @property
     def agent(self) -> str:
@@ -193,11 +195,18 @@ class Stack:
                     side_channel=self._side_channel(engine, first_port - 2500 + index - 1),
                     socket=self._sockets / f"{name}.sock",
                     agent_address=self._address(7200 + len(self.nodes) + 1),
+                    kv_events=self._kv_events(engine, 5557 + index - 1) if role == "decode" else "",
                 )
                 self.nodes.append(node)
 
     def _side_channel(self, engine: Engine, preferred: int) -> str:
         """Rank n of a server listens n ports above the first."""
+        if isinstance(engine, SimulatedEngine) and engine.ranks > 1:
+            return f"{HOST}:{self._ports.take_row(engine.ranks)}"
+        return self._address(preferred)
+
+    def _kv_events(self, engine: Engine, preferred: int) -> str:
+        """As with side channels, rank n of a server publishes n ports above the first."""
         if isinstance(engine, SimulatedEngine) and engine.ranks > 1:
             return f"{HOST}:{self._ports.take_row(engine.ranks)}"
         return self._address(preferred)
@@ -211,6 +220,7 @@ class Stack:
                 http_port=_port(node.url),
                 side_channel_port=_port(node.side_channel),
                 agent_socket=Path(self._options.network.between(node.name, node.agent, str(node.socket))),
+                kv_events_port=_port(node.kv_events) if node.kv_events else None,
             )
             self._launch(self._engine_spec(place, node.engine), partial(http_ready, f"{node.url}/health"))
 
@@ -280,7 +290,10 @@ class Stack:
             ]
             flags += ["--advertise", network.between("routers", node.agent, node.agent_address)]
             flags += ["--registry", self._reached_registries(node.agent), "--node-id", node.name]
-            flags += ["--connector-socket", str(node.socket), *self._options.agent_flags]
+            if node.kv_events:
+                events = network.between(node.agent, f"{node.name} events", node.kv_events)
+                flags += ["--kv-events", f"tcp://{events}"]
+            flags += ["--connector-socket", str(node.socket), *self._options.agent_flags, *node.engine.agent_flags]
             ready = partial(grpc_ready, node.agent_address)
             self._service(node.agent, "backhaul-node-agent", flags, ready, _WAITING, _agent_env(node.engine))
 

@@ -53,6 +53,8 @@ class Index(Protocol):
 
     def forget(self, engine_id: str) -> None: ...
 
+    def let_go(self, engine_id: str, block_set: BlockSet) -> None: ...
+
     def lease_lost(self) -> None: ...
 
 
@@ -181,6 +183,8 @@ class Agent:
                     self._index.publish(effect.engine_id, effect.block_set)
                 case ev.Unpublish():
                     self._index.unpublish(effect.engine_id, effect.block_set)
+                case ev.LetGo():
+                    self._index.let_go(effect.engine_id, effect.block_set)
                 case ev.ForgetEngine():
                     self._index.forget(effect.engine_id)
                     self._notifier.forget(effect.engine_id)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import secrets
+from pathlib import Path
 
 import structlog
 import zmq.asyncio
@@ -11,6 +12,7 @@ import zmq.asyncio
 from backhaul.agent.v1 import agent_pb2_grpc
 from backhaul_common.addresses import split_address
 from backhaul_common.clock import Clock, SystemClock
+from backhaul_common.errors import UnavailableError
 from backhaul_common.grpc_server import GrpcServer
 from backhaul_node_agent import convert
 from backhaul_node_agent.agent import Agent
@@ -29,6 +31,10 @@ from backhaul_node_agent.core.node import (
 )
 from backhaul_node_agent.core.owner import Owner
 from backhaul_node_agent.engine_probe import EngineProbe, SideChannel
+from backhaul_node_agent.engine_requests import EngineRequests
+from backhaul_node_agent.harvest import Harvest
+from backhaul_node_agent.index import Index
+from backhaul_node_agent.kv_events import KvEvents
 from backhaul_node_agent.nixl_notifier import EngineAddress, NixlNotifier, open_nixl
 from backhaul_node_agent.node_session import NodeSession
 from backhaul_node_agent.publishers import Publishers
@@ -52,11 +58,13 @@ class App:
         self._clock = clock or SystemClock()
         self._session = secrets.token_hex(16)
         self._advertised_host, _ = split_address(config.advertised)
-        self._side_host, _ = split_address(config.side_channel)
+        self._side_host, self._side_port = split_address(config.side_channel)
         self._server_facts: ServerFacts | None = None
         self._side_channels: dict[int, SideChannelFacts] = {}
-        limits = Limits(claim_ttl_s=config.claim_ttl_s, margin_s=config.margin_s, retained_share=config.retained_share)
-        self._owner = Owner(session=self._session, limits=limits)
+        self._limits = Limits(
+            claim_ttl_s=config.claim_ttl_s, margin_s=config.margin_s, retained_share=config.retained_share
+        )
+        self._owner = Owner(session=self._session, limits=self._limits)
         self._warned: set[str] = set()
         self._left_out_count = 0
         self._ready: Readiness | None = None
@@ -92,11 +100,25 @@ class App:
                 address_of=self._address_of,
                 open_agent=lambda: open_nixl(f"backhaul-{self._session[:12]}"),
             )
+            events = KvEvents(context, config.kv_events_address) if config.kv_events_address else None
+            requests = EngineRequests(config.engine_url, api_key=_read_key(config.engine_key_file))
+            self._harvest = Harvest(
+                owner=self._owner,
+                events=events,
+                requests=await stack.enter_async_context(requests),
+                pointers=self._publishers,
+                release=self._notifier.send,
+                server=lambda: self._server_facts,
+                clock=self._clock,
+                limits=self._limits,
+                weights_digest=config.weights_digest,
+                engine_lease_s=config.engine_lease_s,
+            )
             self._agent = Agent(
                 owner=self._owner,
                 clock=self._clock,
                 connectors=self._connectors,
-                index=self._publishers,
+                index=Index(self._publishers, self._harvest),
                 notifier=self._notifier,
                 on_change=self._refresh,
             )
@@ -109,7 +131,9 @@ class App:
                 stall_s=config.stall_s,
             )
             grpc_server = GrpcServer(address=config.listen, service_names=[SERVICE_NAME])
-            agent_pb2_grpc.add_BlockSetServiceServicer_to_server(BlockSetServicer(self._agent), grpc_server.server)
+            agent_pb2_grpc.add_BlockSetServiceServicer_to_server(
+                BlockSetServicer(self._agent, self._harvest), grpc_server.server
+            )
             await stack.enter_async_context(grpc_server)
             self.port = grpc_server.port
             self._connectors.open()
@@ -118,7 +142,7 @@ class App:
             _log.info("listening", address=config.listen, node=config.node, session=self._session, role=config.role)
             if problem := engine_url_problem(config.advertised_engine_url, self._advertised_host):
                 _log.warning("engine not reachable from elsewhere", problem=problem)
-            await self._run_tasks(grpc_server, probe, stopping)
+            await self._run_tasks(grpc_server, probe, events, stopping)
 
     @property
     def can_notify(self) -> bool:
@@ -130,7 +154,9 @@ class App:
         """Engines that are known, by rank."""
         return [facts.engine_id for facts in self._owner.engines()]
 
-    async def _run_tasks(self, grpc_server: GrpcServer, probe: EngineProbe, stopping: asyncio.Event) -> None:
+    async def _run_tasks(
+        self, grpc_server: GrpcServer, probe: EngineProbe, events: KvEvents | None, stopping: asyncio.Event
+    ) -> None:
         hear = self._agent.hear
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -138,9 +164,11 @@ class App:
                 group.create_task(self._publishers.run(hear)),
                 group.create_task(self._notifier.run()),
                 group.create_task(self._node_session.run(hear)),
-                group.create_task(probe.run(self._on_server, self._on_engine)),
+                group.create_task(probe.run(self._on_server, self._on_engine, self._harvest.on_engine)),
                 group.create_task(self._tick()),
             ]
+            if events is not None:
+                tasks.append(group.create_task(events.run(self._harvest.on_changes, self._harvest.on_lost)))
             await grpc_server.set_serving(True)
             await stopping.wait()
             await self._wind_down(grpc_server)
@@ -166,6 +194,7 @@ class App:
             self._agent.hear(ev.TimePassed())
             if self._notifier.available:
                 self._agent.hear(ev.TrimAsked())
+            self._harvest.tick()
             self._refresh()
             await self._clock.sleep(_TICK_S)
 
@@ -202,6 +231,8 @@ class App:
             advertised_host=self._advertised_host,
             purging=self._publishers.purging,
             draining=self._owner.draining,
+            weights_digest=self._config.weights_digest,
+            second_chances=self._harvest.offered_engines(),
         )
         if record.readiness is not self._ready:
             _log.info("node readiness changed", readiness=record.readiness.name, reason=record.reason)
@@ -234,4 +265,15 @@ class App:
         for facts in self._owner.engines():
             if facts.engine_id == engine_id:
                 return EngineAddress(self._side_host, facts.side_channel_port, facts.tp_size)
+        for rank, side in self._side_channels.items():
+            if side.engine_id == engine_id:
+                return EngineAddress(self._side_host, self._side_port + rank, self._harvest.tp_size(engine_id))
         return None
+
+
+def _read_key(path: str) -> str:
+    """Reads the server's key; empty without a file. Raises UnavailableError (ENGINE_KEY) when it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8").strip() if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnavailableError("ENGINE_KEY", f"engine_key_file cannot be read: {error}") from error

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from backhaul_common.addresses import Address, Addresses, split_address
 from backhaul_common.config import ServiceConfig
+from backhaul_node_agent.core import bounds
 
 _EVERYWHERE = ("0.0.0.0", "::")
 _NODE_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
@@ -48,6 +49,18 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
     """What is kept between a claim's deadline and the engine's, and between a lapse and what follows it."""
     retained_share: float = Field(default=0.5, gt=0.0, le=1.0)
     """Share of the engine's blocks that finished turns may hold; beyond it the oldest are released. Needs nixl."""
+    kv_events: str = ""
+    """Where the server's first engine publishes KV events, as this agent reaches it: tcp://host:port; rank n does so n
+    ports higher. With it, turns whose blocks are retained no more get a second chance while the engine still caches
+    them. Empty: off. The engine needs --kv-events-config with the endpoint tcp://*:PORT."""
+    weights_digest: str = ""
+    """Names the weights of an engine without Backhaul's connector; empty: unknown. Blocks are exchanged only between
+    engines of which the same name is known: whoever gives it vouches for equal weights."""
+    engine_lease_s: float = Field(default=30.0, ge=15.0, le=3600.0)
+    """kv_lease_duration of an engine without Backhaul's connector: how long it keeps blocks for a reader. Never more
+    than the engine was started with (vLLM's default is 30): beyond it a reader may find other content in the blocks."""
+    engine_key_file: str = ""
+    """File with the API key of the server, where it asks for one (vLLM's --api-key); empty: none."""
     stall_s: float = Field(default=120.0, ge=1.0, le=3600.0)
     """How long an engine that has requests may show no progress in its metrics before the node is not ready."""
     drain_s: float = Field(default=2.0, ge=0.0, le=60.0)
@@ -63,6 +76,21 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
         if not re.match(r"^https?://[^/\s]+/?$", value) or not urlsplit(value).hostname:
             raise ValueError("must be a URL without a path, such as http://127.0.0.1:8200")
         return value.rstrip("/")
+
+    @field_validator("kv_events")
+    @classmethod
+    def _zmq(cls, value: str) -> str:
+        if value and not value.startswith("tcp://"):
+            raise ValueError("must be tcp://host:port, such as tcp://127.0.0.1:5557")
+        if value and split_address(value.removeprefix("tcp://"))[0] in ("*", *_EVERYWHERE):
+            raise ValueError("must name the host on which the engine publishes: the agent connects to it")
+        return value
+
+    @field_validator("weights_digest")
+    @classmethod
+    def _weights(cls, value: str) -> str:
+        bounds.check_text(value, "weights_digest")
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
@@ -84,6 +112,11 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
     def advertised_engine_url(self) -> str:
         """Base URL under which routers reach the vLLM server."""
         return self.advertise_engine_url or self.engine_url
+
+    @property
+    def kv_events_address(self) -> tuple[str, int] | None:
+        """Host and port of the first engine's KV events; None without them."""
+        return split_address(self.kv_events.removeprefix("tcp://")) if self.kv_events else None
 
     @property
     def node(self) -> str:

@@ -15,6 +15,7 @@ from backhaul_node_agent.core.granting import ClaimRequest, Grant
 from backhaul_node_agent.core.life import State
 from backhaul_node_agent.core.node import EngineRecord, NodeRecord, Readiness
 from backhaul_node_agent.core.owner import HeldSet
+from backhaul_node_agent.harvest import Harvested, HarvestRequest
 
 MAX_KEYS = 16
 """Lookup keys under which one set is published at most."""
@@ -107,6 +108,7 @@ def pointers(held: BlockSet, *, node_id: str, engine_id: str) -> list[registry_p
             digest=held.anchors[-_DIGEST_SIZE:],
             stride=held.stride,
             identity=held.identity,
+            cached=held.cached,
         )
         for key in held.keys
     ]
@@ -151,6 +153,30 @@ def handle(grant: Grant) -> bytes:
         wire.PARAMS_KEY: proof,
     }
     return msgspec.json.encode(params)
+
+
+def harvest_request(request: agent_pb2.HarvestBlockSetRequest) -> HarvestRequest:
+    """Takes over a request for a fresh handle."""
+    return HarvestRequest(
+        set_id=request.set_id,
+        engine_id=request.engine_id,
+        scope=request.scope,
+        weights_digest=request.weights_digest,
+        model=request.model,
+        cache_salt=request.cache_salt,
+        token_ids=list(request.token_ids),
+    )
+
+
+def harvest_response(harvested: Harvested) -> agent_pb2.HarvestBlockSetResponse:
+    """Answers with a fresh handle."""
+    return agent_pb2.HarvestBlockSetResponse(
+        kv_transfer_params_json=handle(harvested.grant).decode(),
+        token_count=harvested.grant.block_set.token_count,
+        hand_off_id=harvested.hand_off_id,
+        ttl=duration(harvested.grant.ttl_s),
+        computed_token_count=harvested.computed_count,
+    )
 
 
 def listed(held: HeldSet) -> agent_pb2.BlockSet:
@@ -207,4 +233,5 @@ def _engine(record: EngineRecord) -> registry_pb2.Engine:
         reuse=not record.reuse_problem,
         reuse_problem=record.reuse_problem,
         vllm_version=record.vllm_version,
+        second_chance=record.second_chance,
     )

@@ -34,6 +34,10 @@ _MAX_MODELS = 1_000
 _MAX_BODY_BYTES = 4 * 1024 * 1024
 
 
+OnClock = Callable[[int, str, float, float | None, float], None]
+"""Takes a rank, its engine's id, and when it was asked, what its clock showed (None: unknown) and when that came."""
+
+
 class SideChannelError(Exception):
     """The side channel did not answer, or not as expected."""
 
@@ -45,6 +49,8 @@ class HandshakeReply:
     facts: SideChannelFacts
     agent_metadata: bytes
     """For `nixl_agent.add_remote_agent`."""
+    now: float | None = None
+    """The engine's clock, as it answered."""
 
 
 # The parts that are read of vLLM's messages (nixl/metadata.py, `NixlHandshakePayload` and `NixlAgentMetadata`).
@@ -97,7 +103,17 @@ def _reply(parts: list[bytes]) -> HandshakeReply:
     except (msgspec.DecodeError, RecursionError, IndexError, bounds.OutOfBoundsError) as error:
         raise SideChannelError(str(error)) from error
     facts = SideChannelFacts(metadata.engine_id, payload.compatibility_hash, metadata.block_size, metadata.num_blocks)
-    return HandshakeReply(facts, metadata.agent_metadata)
+    return HandshakeReply(facts, metadata.agent_metadata, _clock(parts))
+
+
+def _clock(parts: list[bytes]) -> float | None:
+    """Reads the engine's clock, which follows the payload; None when it is missing or nothing that a clock shows."""
+    try:
+        now = msgspec.msgpack.decode(parts[1], type=float)
+        bounds.check_instant(now, "clock")
+    except (msgspec.DecodeError, IndexError, bounds.OutOfBoundsError):
+        return None
+    return now
 
 
 class EngineProbe:
@@ -125,14 +141,17 @@ class EngineProbe:
         self._progress = Progress(stall_s)
 
     async def run(
-        self, on_server: Callable[[ServerFacts], None], on_engine: Callable[[int, SideChannelFacts], None]
+        self,
+        on_server: Callable[[ServerFacts], None],
+        on_engine: Callable[[int, SideChannelFacts], None],
+        on_clock: OnClock = lambda rank, engine_id, sent, now, received: None,
     ) -> None:
-        """Asks until cancelled. `on_engine` gets the rank and what its engine answered."""
+        """Asks until cancelled. `on_engine` gets the rank and what its engine answered, `on_clock` when."""
         timeout = aiohttp.ClientTimeout(total=_HTTP_S)
         # `trust_env` stays off: the server is beside this agent, no proxy is on the way.
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as http, asyncio.TaskGroup() as group:
             group.create_task(self._watch_server(http, on_server))
-            group.create_task(self._watch_engines(on_engine))
+            group.create_task(self._watch_engines(on_engine, on_clock))
 
     async def _watch_server(self, http: aiohttp.ClientSession, on_server: Callable[[ServerFacts], None]) -> None:
         facts, details_due = ServerFacts(), 0.0
@@ -171,11 +190,14 @@ class EngineProbe:
 
     async def _details(self, http: aiohttp.ClientSession, known: ServerFacts) -> ServerFacts:
         """Returns the facts with models and version as they are now; what cannot be learnt stays as it was."""
-        models = _names(await self._json(http, "/v1/models"))
+        listed = await self._json(http, "/v1/models")
+        models = _names(listed)
         answer = await self._json(http, "/version")
         named = answer.get("version") if isinstance(answer, dict) else None
         version = clip(named, bounds.MAX_TEXT_BYTES) if isinstance(named, str) else known.version
-        return replace(known, models=models or known.models, version=version)
+        if not models:
+            return replace(known, version=version)
+        return replace(known, models=models, base_models=_names(listed, bases=True), version=version)
 
     async def _json(self, http: aiohttp.ClientSession, path: str) -> object:
         try:
@@ -187,10 +209,11 @@ class EngineProbe:
             _log.debug("engine did not answer", path=path, error=type(error).__name__)
             return None
 
-    async def _watch_engines(self, on_engine: Callable[[int, SideChannelFacts], None]) -> None:
+    async def _watch_engines(self, on_engine: Callable[[int, SideChannelFacts], None], on_clock: OnClock) -> None:
         told: dict[int, str] = {}
         while True:
             for rank in sorted({0, *self._ranks()}):
+                sent = self._clock.monotonic()
                 try:
                     reply = await self._channel.ask(self._host, self._port + rank)
                 except SideChannelError as error:
@@ -199,6 +222,7 @@ class EngineProbe:
                     told[rank] = str(error)
                     continue
                 told.pop(rank, None)
+                on_clock(rank, reply.facts.engine_id, sent, reply.now, self._clock.monotonic())
                 on_engine(rank, reply.facts)
             await self._clock.sleep(_SIDE_CHANNEL_EVERY_S)
 
@@ -211,8 +235,10 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
     return bytes(body[:_MAX_BODY_BYTES])
 
 
-def _names(models: object) -> tuple[str, ...]:
+def _names(models: object, *, bases: bool = False) -> tuple[str, ...]:
+    """Returns what is served; with `bases` without adapters, which name a parent (`openai/models/serving.py`)."""
     data = models.get("data") if isinstance(models, dict) else None
     entries = data if isinstance(data, list) else []
-    ids = (entry.get("id") for entry in entries[:_MAX_MODELS] if isinstance(entry, dict))
+    found = [entry for entry in entries[:_MAX_MODELS] if isinstance(entry, dict)]
+    ids = (entry.get("id") for entry in found if not bases or entry.get("parent") is None)
     return tuple(name for name in ids if isinstance(name, str) and name)

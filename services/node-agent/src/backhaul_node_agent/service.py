@@ -9,10 +9,11 @@ from opentelemetry import trace
 
 from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
 from backhaul_common import attributes
-from backhaul_common.errors import BackhaulError, FailedPreconditionError, InvalidArgumentError
+from backhaul_common.errors import BackhaulError, InvalidArgumentError
 from backhaul_node_agent import convert
 from backhaul_node_agent.agent import Agent
 from backhaul_node_agent.core import bounds
+from backhaul_node_agent.harvest import Harvest
 
 _log = structlog.get_logger(__name__)
 
@@ -20,14 +21,18 @@ SERVICE_NAME = agent_pb2.DESCRIPTOR.services_by_name["BlockSetService"].full_nam
 
 _MAX_REQUEST_ID_BYTES = 128
 _MAX_IDS = 1_000
+_MAX_TOKENS = 4_000_000
+_MOST_HARVEST_S = 2.0
+"""For a caller that sets no deadline."""
 _DEFAULT_PAGE, _MAX_PAGE = 500, 5_000
 
 
 class BlockSetServicer(agent_pb2_grpc.BlockSetServiceServicer):
     """Converts, calls the agent, converts."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, harvest: Harvest) -> None:
         self._agent = agent
+        self._harvest = harvest
 
     async def ClaimBlockSet(
         self,
@@ -72,6 +77,8 @@ class BlockSetServicer(agent_pb2_grpc.BlockSetServiceServicer):
         context: grpc.aio.ServicerContext[agent_pb2.ReleaseHandOffRequest, agent_pb2.ReleaseHandOffResponse],
     ) -> agent_pb2.ReleaseHandOffResponse:
         _check_hand_off_id(request.hand_off_id)
+        if self._harvest.release(request.engine_id, request.hand_off_id):
+            return agent_pb2.ReleaseHandOffResponse()
         self._agent.release_hand_off(request.engine_id, request.hand_off_id)
         return agent_pb2.ReleaseHandOffResponse()
 
@@ -89,7 +96,20 @@ class BlockSetServicer(agent_pb2_grpc.BlockSetServiceServicer):
         request: agent_pb2.HarvestBlockSetRequest,
         context: grpc.aio.ServicerContext[agent_pb2.HarvestBlockSetRequest, agent_pb2.HarvestBlockSetResponse],
     ) -> agent_pb2.HarvestBlockSetResponse:
-        raise FailedPreconditionError("NO_EVENTS", "this agent does not follow what its engine caches")
+        _check_tokens(request)
+        span = trace.get_current_span()
+        span.set_attributes({attributes.SET_ID: request.set_id[:256], attributes.ENGINE_ID: request.engine_id[:256]})
+        left_s = context.time_remaining()
+        try:
+            harvested = await self._harvest.harvest(
+                convert.harvest_request(request), _MOST_HARVEST_S if left_s is None else left_s
+            )
+        except BackhaulError as error:
+            span.set_attribute(attributes.MISS_REASON, error.reason)
+            _log.info("no second chance", set_id=request.set_id[:256], reason=error.reason)
+            raise
+        _log.info("second chance", set_id=request.set_id[:256], tokens=harvested.grant.block_set.token_count)
+        return convert.harvest_response(harvested)
 
     async def ListBlockSets(
         self,
@@ -126,6 +146,14 @@ def _check_hand_off_id(hand_off_id: str) -> None:
         bounds.check_request_id(hand_off_id, "hand_off_id", most_bytes=bounds.MAX_HAND_OFF_ID_BYTES)
     except bounds.OutOfBoundsError as error:
         raise InvalidArgumentError("HAND_OFF_ID", str(error)) from None
+
+
+def _check_tokens(request: agent_pb2.HarvestBlockSetRequest) -> None:
+    if not 0 < len(request.token_ids) <= _MAX_TOKENS or min(request.token_ids) < 0:
+        raise InvalidArgumentError("TOKEN_IDS", f"1 to {_MAX_TOKENS} token_ids are accepted, none of them negative")
+    for field, most in (("set_id", 256), ("scope", 128), ("model", 1024), ("cache_salt", 1024)):
+        if len(getattr(request, field).encode()) > most:
+            raise InvalidArgumentError("TEXT", f"{field} must have at most {most} bytes")
 
 
 def _check_ids(count: int) -> None:

@@ -45,6 +45,7 @@ def pointer_to_proto(pointer: Pointer) -> pb.BlockSetPointer:
         digest=pointer.digest,
         stride=pointer.stride,
         identity=pointer.identity,
+        cached=pointer.cached,
     )
 
 
@@ -65,6 +66,7 @@ def pointer_from_proto(message: pb.BlockSetPointer) -> Pointer:
         digest=message.digest,
         stride=message.stride,
         identity=message.identity,
+        cached=message.cached,
     )
 
 
@@ -181,6 +183,7 @@ def _engine_to_proto(engine: Engine) -> pb.Engine:
         vllm_version=engine.vllm_version,
     )
 
+        second_chance=engine.second_chance,
 
 def _engine_from_proto(message: pb.Engine) -> Engine:
     return Engine(
@@ -196,3 +199,4 @@ def _engine_from_proto(message: pb.Engine) -> Engine:
         reuse_problem=message.reuse_problem,
         vllm_version=message.vllm_version,
     )
+        second_chance=message.second_chance,

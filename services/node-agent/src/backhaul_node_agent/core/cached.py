@@ -66,12 +66,12 @@ class Cached:
         # By place, the block there; and back, those stored first at the head.
         self._at: dict[bytes, BlockHash] = {}
         self._place_of: OrderedDict[BlockHash, bytes] = OrderedDict()
-        # Prompts that were computed side by side leave several blocks with one hash; each is stored and removed by itself.
+        # Prompts that were computed side by side leave several blocks with one hash; each is stored and removed itself.
         self._more_copies: dict[BlockHash, int] = {}
         self.block_size = 0
         """Tokens per block; 0 until a block was stored."""
         self.several_groups = False
-        """Whether the engine caches in several groups: a prefix is there only when all of them have it, each in part."""
+        """Whether the engine caches in several groups: a prefix is there only when all of them have their part."""
 
     def __len__(self) -> int:
         return len(self._place_of)

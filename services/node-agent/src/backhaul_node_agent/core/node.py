@@ -3,7 +3,7 @@
 import ipaddress
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -43,6 +43,8 @@ class ServerFacts:
     healthy: bool = False
     models: tuple[str, ...] = ()
     """Names it serves; kept while it is not healthy."""
+    base_models: tuple[str, ...] = ()
+    """Those that are no adapters."""
     version: str = ""
     problem: str = "the server has not been asked yet"
     """Why it is not healthy."""
@@ -73,6 +75,8 @@ class EngineRecord:
     vllm_version: str
     reuse_problem: str
     """Empty: turns on this engine can reuse blocks."""
+    second_chance: bool = False
+    """Whether fresh handles can be had for what the engine caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +100,23 @@ def node_record(
     advertised_host: str,
     purging: bool,
     draining: bool,
+    weights_digest: str = "",
+    second_chances: Iterable[str] = (),
 ) -> NodeRecord:
     """Puts the node's record together.
 
     `side_channels` is by rank, `connected` names the engines whose connector is connected; `purging` while pointers of
-    an incarnation that is gone are still being removed.
+    an incarnation that is gone are still being removed. `weights_digest` is what engines without the connector are said
+    to have; `second_chances` names the engines for which fresh handles can be had.
     """
     known = {facts.rank: facts for facts in engines}
     there = frozenset(connected)
+    offered = frozenset(second_chances)
     records = [
-        _engine_record(rank, known.get(rank), side_channels.get(rank), server, there, advertised_host)
+        _engine_record(rank, known.get(rank), side_channels.get(rank), server, there, advertised_host, weights_digest)
         for rank in sorted(known.keys() | side_channels.keys())
     ]
+    records = [replace(record, second_chance=record.engine_id in offered) for record in records]
     # A rank's port can be answered by an engine that is known under another rank.
     distinct = list({record.engine_id: record for record in reversed(records)}.values())[::-1]
     readiness, reason = _readiness(server, purging=purging, draining=draining)
@@ -148,6 +157,7 @@ def _engine_record(
     server: ServerFacts,
     connected: frozenset[str],
     advertised_host: str,
+    weights_digest: str,
 ) -> EngineRecord:
     if facts is None:
         assert side is not None
@@ -155,7 +165,7 @@ def _engine_record(
             engine_id=side.engine_id,
             rank=rank,
             compatibility_hash=side.compatibility_hash,
-            weights_digest="",
+            weights_digest=weights_digest,
             block_size=side.block_size,
             block_count=side.block_count,
             retention_ttl_s=0.0,

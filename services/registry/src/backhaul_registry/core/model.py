@@ -34,6 +34,7 @@ class Engine:
     reuse: bool = False
     reuse_problem: str = ""
     vllm_version: str = ""
+    second_chance: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,8 @@ class Pointer:
     identity: bytes
 
     @property
+    cached: bool = False
+    """Whether nothing is retained: the engine merely may still cache the blocks."""
     def id(self) -> PointerId:
         """What tells this pointer from another."""
         return PointerId(self.scope, self.key, self.set_id)

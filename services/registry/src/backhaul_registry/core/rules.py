@@ -64,15 +64,15 @@ def check_pointer_id(pointer: PointerId) -> None:
 
 
 def check_pointer(pointer: Pointer) -> None:
-    """Accepts a whole pointer (ID_INVALID, POINTER_INVALID)."""
+    """Accepts a whole pointer (ID_INVALID, POINTER_INVALID); a cached one need not say what it covers."""
     check_pointer_id(pointer.id)
     check_text(pointer.engine_id, "engine_id", required=True)
     check_id(pointer.node_id, "node_id")
     sound = {
-        "token_count": pointer.token_count > 0,
-        "stride": pointer.stride > 0,
-        "digest": len(pointer.digest) == _DIGEST_BYTES,
-        "identity": len(pointer.identity) == _DIGEST_BYTES,
+        "token_count": pointer.token_count > 0 or (pointer.cached and not pointer.token_count),
+        "stride": pointer.stride > 0 or (pointer.cached and not pointer.stride),
+        "digest": len(pointer.digest) == _DIGEST_BYTES or (pointer.cached and not pointer.digest),
+        "identity": len(pointer.identity) == _DIGEST_BYTES or (pointer.cached and not pointer.identity),
     }
     for field, holds in sound.items():
         if not holds:
