@@ -1,7 +1,6 @@
 """What an engine retains after a turn, and what is known of the engine."""
 
-from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ class BlockSet:
     scope: str
     keys: tuple[str, ...]
     params: Mapping[str, Any]
-    """vLLM's kv_transfer_params, where there are `block_ids` without these."""
+    """vLLM's kv_transfer_params."""
     token_count: int
     block_count: int
     identity: bytes
@@ -23,20 +22,6 @@ class BlockSet:
     anchors: bytes
     cached: bool = False
     """Whether nothing is retained any more: what the pointer to it leads to is merely likely (`second_chance`)."""
-
-    block_ids: tuple["array[int]", ...] = ()
-    """The blocks, by cache group."""
-    ended_at: float = 0.0
-    """Engine's clock: when its turn ended."""
-    turn_s: float = 0.0
-    """How long its turn took."""
-    continues: tuple[str, ...] = ()
-    """Keys by which the turn before its turn was looked up."""
-
-    @property
-    def all_block_ids(self) -> Iterator[int]:
-        """Blocks of all cache groups."""
-        return (block for group in self.block_ids for block in group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,5 +42,3 @@ class EngineFacts:
     side_channel_port: int
     problem: str = ""
     """Why the engine cannot reuse blocks; empty when it can."""
-    lease_s: float = 30.0
-    """``kv_lease_duration``: a renewal keeps a set for two thirds of it."""
