@@ -101,6 +101,29 @@ async def test_a_watch_begun_with_an_expired_token_comes_up_with_a_fresh_one(gua
             assert [kv.key for kv in (await anext(batches)).upserts] == [b"/k"]
 
 
+async def test_a_token_from_after_the_snapshot_that_etcd_was_restored_from_is_renewed(tmp_path: Path) -> None:
+    with EtcdProcess(tmp_path) as etcd:
+        switch_authentication_on(etcd)
+        etcd.etcdctl("--user", "root:rootpw", "snapshot", "save", str(tmp_path / "snapshot"))
+        async with as_user(etcd) as writer:
+            for _ in range(100):
+                await put(writer)
+        async with as_user(etcd, attempt_s=0.5, total_s=1.0) as client:
+            await put(client)
+            etcd.kill()
+            etcd.restore(tmp_path / "snapshot")
+            etcd.start()
+
+            async def answered() -> bool:
+                try:
+                    await client.txn([], [Get(b"/k")])
+                except UnavailableError:
+                    return False
+                return True
+
+            await eventually(answered, 20)
+
+
 async def test_a_wrong_password_fails_fast_and_is_named(guarded_etcd: EtcdProcess) -> None:
     async with as_user(guarded_etcd, password="wrong") as client:
         started = time.monotonic()

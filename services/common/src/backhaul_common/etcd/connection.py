@@ -32,6 +32,9 @@ _AUTHENTICATE_S = 3.0
 _REFUSED_S = 5.0
 """How long a refused password is not tried again: whoever waits for it to be set right must not flood etcd's log."""
 
+_YOUNG_S = 5.0
+"""A token of this age is not to blame for a call without an answer: a slow etcd must not hash passwords on top."""
+
 T = TypeVar("T")
 
 
@@ -77,6 +80,7 @@ class Connection:
         """The endpoint that answered last."""
         # None: not asked for yet. Empty: this etcd has authentication off.
         self._token: str | None = None
+        self._token_since = 0.0
         self._refused: grpc.aio.AioRpcError | None = None
         self._refused_until = 0.0
         # Guards the exchange of the token, so that many calls that fail together ask for one.
@@ -113,6 +117,8 @@ class Connection:
                 tries += 1
                 if not failures.endpoint_away(error):
                     raise failures.to_backhaul(error, self._endpoints[index]) from error
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    self._doubt(token)
                 self.leave(index)
                 pause_s = _PAUSE_S if tries % len(self._endpoints) == 0 else 0.0
                 may_repeat = repeatable or failures.not_sent(error)
@@ -123,6 +129,15 @@ class Connection:
     def reject_token(self) -> None:
         """Forgets the token, for a stream that etcd has ended because of it."""
         self._token = None
+
+    def _doubt(self, token: str | None) -> None:
+        """Forgets the token of a call that was not answered.
+
+        A token names the place in etcd's log where it was made, and etcd holds a call until it has come there
+        (server/auth/simple_token.go, ``isValidSimpleToken``): for ever, when it was restored from a snapshot since.
+        """
+        if token == self._token and self._clock.monotonic() - self._token_since >= _YOUNG_S:
+            self._token = None
 
     def channel(self, index: int | None = None) -> grpc.aio.Channel:
         """Returns the channel of an endpoint, by default of the one in use."""
@@ -164,6 +179,7 @@ class Connection:
         async with self._token_lock:
             if self._token == stale:
                 self._token = await self._authenticate(min(_AUTHENTICATE_S, left_s))
+                self._token_since = self._clock.monotonic()
             return self._token
 
     async def _authenticate(self, timeout_s: float) -> str:
