@@ -33,12 +33,16 @@ class EtcdFaults:
         self._registries = [f"registry-{index}" for index in range(1, len(stack.registries) + 1)]
         self._snapshots = snapshots
         self._count = 0
+        self._deck: list[Fault] = []
         self.admin.guard(user=ETCD_USER, password=ETCD_PASSWORD, prefix=_PREFIX)
 
     def draw(self, rng: Random) -> Fault:
-        """Returns one of all."""
-        registry = rng.choice(self._registries)
-        return rng.choice([self.restore(), self.compact(registry), self.fill(), self.expire_tokens()])
+        """Returns one of all, and none again before each of the others."""
+        if not self._deck:
+            registry = rng.choice(self._registries)
+            self._deck = [self.restore(), self.compact(registry), self.fill(), self.expire_tokens()]
+            rng.shuffle(self._deck)
+        return self._deck.pop()
 
     def restore(self, *, hold_s: float = 4.0) -> Fault:
         """A snapshot is taken; later all members end, and begin with it: revisions, keys and leases go back."""

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from backhaul_local.stack import Stack
-from tests.soak.cluster import CLAIM_TTL_S, cluster_options
+from tests.soak.cluster import CLAIM_TTL_S, ETCD_QUOTA_BYTES, cluster_options
+from tests.soak.etcd_faults import EtcdFaults
 from tests.soak.faults import Fault, everything, scripted
 from tests.soak.network import BreakableNetwork
 from tests.soak.report import problems
@@ -35,10 +36,19 @@ async def test_random_conversations_get_the_texts_of_an_engine_that_computes_eve
 
 async def test_random_faults_never_cause_a_wrong_text_nor_a_second_read(tmp_path: Path) -> None:
     with BreakableNetwork() as network:
-        options = cluster_options(tmp_path, seed=2, routers=3, registries=2, etcd_members=1, network=network)
+        options = cluster_options(
+            tmp_path,
+            seed=2,
+            routers=3,
+            registries=2,
+            etcd_members=1,
+            network=network,
+            etcd_quota_bytes=ETCD_QUOTA_BYTES,
+        )
         with Stack(options) as stack:
+            etcd = EtcdFaults(stack, network, tmp_path / "snapshots")
             plan = Plan(seed=2, turn_count=1500, concurrency=16, limit_s=60, fault_every_s=1.0)
-            report = await soak(stack, plan, partial(everything, stack, network))
+            report = await soak(stack, plan, partial(everything, stack, network, etcd=etcd.draw))
     assert problems(report, faults_allowed=True) == [], summary(report)
     assert len(report["faults"]) > 10
 
