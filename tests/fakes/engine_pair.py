@@ -2,7 +2,8 @@
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,6 +206,21 @@ class Turn:
         """What an agent would grant."""
         assert self.report is not None
         return handle_of(self.report)
+
+
+def answer_of_late_read(ask: Callable[[], Leg], holder: Engine) -> Leg:
+    """Returns the answer to a leg whose blocks are kept 7 s longer, while their holder is frozen for 8 s.
+
+    The read starts while vLLM still allows it (until 5 s before the deadline) and cannot end before the holder wakes.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        holder.process.freeze()
+        try:
+            answer = pool.submit(ask)
+            time.sleep(8.0)
+        finally:
+            holder.process.thaw()
+        return answer.result(timeout=30)
 
 
 def handle_of(report: BlockSetReport) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """A decode engine: what it retains, it reports; what nobody can come back for, it frees."""
 
-import threading
 import time
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from backhaul_connector.wire import PROTOCOL_VERSION, Claimed, Deadlines, Freed, Hello, Replayed, Retained, Returned
 from backhaul_local.engines import MODEL_NAME
 from tests.engine_fixtures import BLOCKS
-from tests.fakes.engine_pair import COLD, SCOPE, Pair
+from tests.fakes.engine_pair import COLD, SCOPE, Pair, answer_of_late_read
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -90,19 +89,10 @@ def test_a_hand_off_whose_read_ends_after_its_lease_fails_the_turn_and_caches_no
     right = pair.alone(prompt)
     params = pair.prefill.complete(prompt, COLD, 1).params
     soon = {**pair.label(params, ["key"]), "remote_blocks_expiry_time": pair.prefill.clock() + 7.0}
-    legs = []
 
-    pair.prefill.process.freeze()
-    try:
-        thread = threading.Thread(target=lambda: legs.append(pair.decode.complete(prompt, soon, 60)))
-        thread.start()
-        # The read starts while vLLM still allows it (until 5 s before the deadline) and cannot end: its peer is frozen.
-        time.sleep(8.0)
-    finally:
-        pair.prefill.process.thaw()
-    thread.join(timeout=30)
+    late = answer_of_late_read(lambda: pair.decode.complete(prompt, soon, 60), pair.prefill)
 
-    assert [leg.status for leg in legs] == [500]
+    assert late.status == 500
     pair.decode.eventually_free()
     assert pair.turn(prompt, keys=()).second.tokens == right
 

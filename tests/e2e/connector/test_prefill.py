@@ -6,7 +6,7 @@ import time
 import pytest
 
 from backhaul_connector.wire import PARAMS_KEY
-from tests.fakes.engine_pair import COLD, Pair, forged
+from tests.fakes.engine_pair import COLD, Pair, answer_of_late_read, forged
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -166,19 +166,10 @@ def test_a_read_that_ends_after_its_deadline_fails_the_leg_and_caches_nothing(pa
     prompt = [*before.history, *pair.tokens(40)]
     right = pair.alone(prompt)
     handle = {**before.handle, "remote_blocks_expiry_time": pair.decode.clock() + 7.0}
-    legs = []
 
-    pair.decode.process.freeze()
-    try:
-        thread = threading.Thread(target=lambda: legs.append(pair.prefill.complete(prompt, handle, 1)))
-        thread.start()
-        # The read starts while vLLM still allows it (until 5 s before the deadline) and cannot end: its peer is frozen.
-        time.sleep(8.0)
-    finally:
-        pair.decode.process.thaw()
-    thread.join(timeout=30)
+    late = answer_of_late_read(lambda: pair.prefill.complete(prompt, handle, 1), pair.decode)
 
-    assert [leg.status for leg in legs] == [500]
+    assert late.status == 500
     cold = pair.prefill.complete(prompt, COLD, 1)
     assert cold.verdict["local"] == 0
     second = pair.decode.complete(prompt, pair.label(cold.params, ()), 60)
