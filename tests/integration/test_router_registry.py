@@ -10,6 +10,7 @@ import pytest
 
 from backhaul.registry.v1 import registry_pb2 as pb
 from backhaul_router.app import Running
+from backhaul_router.core.nodes import NodeState
 from tests.fakes.engine import FakeEngine
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.eventually import eventually
@@ -134,6 +135,28 @@ async def test_a_node_that_leaves_takes_its_sets_with_it(running: Cluster) -> No
         await eventually(lambda: router.table.get("d1") is None)
         # Its engine answers all the same.
         assert await running.chat(router, "hi", "hello", "more") == (200, "cold", "owner_unavailable")
+
+
+@pytest.mark.parametrize(("retiring", "status"), [(False, 200), (True, 503)], ids=["agent ends", "retiring"])
+async def test_the_only_node_serves_on_while_its_agent_ends_unless_it_retires(
+    running: Cluster, retiring: bool, status: int
+) -> None:
+    one, _ = running.registries
+    async with router_for((one.address,)) as router:
+        await eventually(lambda: len(router.table) == 2)
+        draining = record(running.decode, "d1", running.owner.address)
+        draining.state, draining.retiring = pb.NODE_STATE_DRAINING, retiring
+        await running.decode_stream.send(update=pb.JoinNodeRequest.Update(node=draining))
+        await eventually(lambda: _drains(router, "d1"))
+        assert (await running.chat(router, "hi"))[0] == status
+        await running.decode_stream.send(leave=pb.JoinNodeRequest.Leave())
+        await eventually(lambda: router.table.get("d1") is None)
+        assert (await running.chat(router, "hi"))[0] == status
+
+
+def _drains(router: Running, node_id: str) -> bool:
+    node = router.table.get(node_id)
+    return node is not None and node.state is NodeState.DRAINING
 
 
 async def test_a_registry_that_stops_costs_neither_turns_nor_reuse(running: Cluster) -> None:

@@ -31,7 +31,7 @@ def test_what_is_written_is_read_back() -> None:
         reuse_problem="p",
         vllm_version="v",
     )
-    one = node(engines=(engine,), models=("m", "n"), state_reason="r")
+    one = node(engines=(engine,), models=("m", "n"), state_reason="r", retiring=True)
     assert records.read_node(kv(KEYS.node("d1"), records.write_node(one))) == one
     two = pointer("a/b")
     assert records.read_pointer(kv(KEYS.pointer(two.id), records.write_pointer(two))) == two

@@ -46,7 +46,8 @@ def test_engines_exchange_unless_something_known_differs(other: dict[str, Any], 
         ([node("p1")], "no decode node is ready"),
         ([node("d1")], "no prefill node is ready"),
         ([node("p1"), node("d1", state=NodeState.NOT_READY)], "no decode node is ready"),
-        ([node("p1", state=NodeState.DRAINING), node("d1")], "no prefill node is ready"),
+        ([node("p1", state=NodeState.DRAINING, retiring=True), node("d1")], "no prefill node is ready"),
+        ([node("p1", state=NodeState.DRAINING), node("d1")], ""),
         (
             [node("p1"), node("d1", models=frozenset({"x"}))],
             "no prefill node can exchange blocks with a decode node of the same model",
@@ -125,9 +126,28 @@ def test_a_node_that_was_not_well_is_gone_at_once() -> None:
     assert len(table) == 0
 
 
-def test_an_engine_whose_agent_left_in_good_order_serves_on_where_no_listed_one_can() -> None:
+def test_an_engine_whose_agent_leaves_in_good_order_serves_on_where_no_ready_one_can() -> None:
     table = NodeTable()
-    table.replace([node("d1", state=NodeState.DRAINING)])
+    table.replace([node("d1", state=NodeState.DRAINING), node("d2")])
+    assert [n.node_id for n in table.ready(Role.DECODE, "m")] == ["d2"]
+    table.change([node("d2", state=NodeState.NOT_READY)], [])
+    assert [n.node_id for n in table.ready(Role.DECODE, "m")] == ["d1"]
+    table.change([], ["d1"])
+    assert [n.node_id for n in table.ready(Role.DECODE, "m")] == ["d1"]
+
+
+def test_a_node_that_retires_gets_no_turns_while_it_drains_nor_when_it_has_left() -> None:
+    table = NodeTable()
+    table.replace([node("d1", state=NodeState.DRAINING, retiring=True)])
     assert table.ready(Role.DECODE, "m") == []
+    table.change([], ["d1"])
+    assert len(table) == 0
+
+
+def test_a_retired_node_that_is_listed_again_serves_again() -> None:
+    table = NodeTable()
+    table.replace([node("d1", state=NodeState.DRAINING, retiring=True)])
+    table.change([], ["d1"])
+    table.change([node("d1")], [])
     table.change([], ["d1"])
     assert [n.node_id for n in table.ready(Role.DECODE, "m")] == ["d1"]

@@ -87,6 +87,7 @@ def node_to_proto(node: Node) -> pb.Node:
         engines=map(_engine_to_proto, node.engines),
         state=_STATES[node.state],
         state_reason=node.state_reason,
+        retiring=node.retiring,
     )
 
 
@@ -104,6 +105,7 @@ def node_from_proto(message: pb.Node) -> Node:
         engines=tuple(map(_engine_from_proto, message.engines)),
         state=_STATES_BACK[message.state],
         state_reason=message.state_reason,
+        retiring=message.retiring,
     )
 
 
@@ -181,9 +183,9 @@ def _engine_to_proto(engine: Engine) -> pb.Engine:
         reuse=engine.reuse,
         reuse_problem=engine.reuse_problem,
         vllm_version=engine.vllm_version,
+        second_chance=engine.second_chance,
     )
 
-        second_chance=engine.second_chance,
 
 def _engine_from_proto(message: pb.Engine) -> Engine:
     return Engine(
@@ -198,5 +200,5 @@ def _engine_from_proto(message: pb.Engine) -> Engine:
         reuse=message.reuse,
         reuse_problem=message.reuse_problem,
         vllm_version=message.vllm_version,
-    )
         second_chance=message.second_chance,
+    )

@@ -19,7 +19,8 @@ def node_from(message: registry_pb2.Node) -> Node | None:
         return None
     engines = tuple(map(_engine_from, message.engines))
     url = message.engine_url.rstrip("/")
-    return Node(message.node_id, role, message.agent_address, url, frozenset(message.models), engines, state)
+    models = frozenset(message.models)
+    return Node(message.node_id, role, message.agent_address, url, models, engines, state, message.retiring)
 
 
 def _engine_from(message: registry_pb2.Engine) -> Engine:

@@ -8,7 +8,7 @@ import msgspec
 
 from backhaul_router.core.engines import EngineError
 from backhaul_router.core.errors import ApiError
-from backhaul_router.core.nodes import Node, NodeState, NodeTable
+from backhaul_router.core.nodes import Node, NodeTable
 
 
 class ModelSource(Protocol):
@@ -20,7 +20,7 @@ class ModelSource(Protocol):
 
 
 class Models:
-    """Asks all ready engines at once."""
+    """Asks all usable engines at once."""
 
     def __init__(self, source: ModelSource, table: NodeTable) -> None:
         self._source = source
@@ -31,7 +31,7 @@ class Models:
 
         Raises ApiError: an engine's own when all that answer refuse, 503 when none answers.
         """
-        nodes = sorted((node for node in self._table if node.state is NodeState.READY), key=lambda node: node.node_id)
+        nodes = sorted((node for node in self._table if node.usable), key=lambda node: node.node_id)
         answers = await asyncio.gather(*(self._of(node, headers) for node in nodes))
         refusals = [answer for answer in answers if isinstance(answer, ApiError)]
         lists = [answer for answer in answers if not isinstance(answer, ApiError)]

@@ -50,6 +50,8 @@ class Node:
     engines: tuple[Engine, ...] = ()
     state: NodeState
     state_reason: str = ""
+    retiring: bool = False
+    """Whether its engine is not to be used any more once the node has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,10 @@ class Pointer:
     digest: bytes
     stride: int
     identity: bytes
-
-    @property
     cached: bool = False
     """Whether nothing is retained: the engine merely may still cache the blocks."""
+
+    @property
     def id(self) -> PointerId:
         """What tells this pointer from another."""
         return PointerId(self.scope, self.key, self.set_id)

@@ -46,10 +46,20 @@ class Node:
     models: frozenset[str]
     engines: tuple[Engine, ...]
     state: NodeState
+    retiring: bool = False
+    """Whether its engine is not to be used any more once the node has left."""
 
     def engine(self, engine_id: str) -> Engine | None:
         """Returns the engine with this id; None when that incarnation is gone."""
         return next((engine for engine in self.engines if engine.engine_id == engine_id), None)
+
+    @property
+    def usable(self) -> bool:
+        """Whether its engine may be given a turn, were it only where there is no better one.
+
+        An agent that merely ends drains its node, and its engine goes on.
+        """
+        return self.state is NodeState.READY or (self.state is NodeState.DRAINING and not self.retiring)
 
     @property
     def reuse(self) -> bool:
@@ -74,7 +84,7 @@ def compatible(prefill: Node, decode: Node) -> bool:
 
 
 def _serves(node: Node, role: Role, model: str) -> bool:
-    return node.role is role and node.state is NodeState.READY and model in node.models
+    return node.role is role and node.usable and model in node.models
 
 
 def _fit(one: Engine, other: Engine) -> bool:
@@ -94,8 +104,9 @@ class NodeTable:
     """All nodes. Block sets of a node that is not ready, or not even listed, are nobody's business here.
 
     A node that was well and is listed no longer has lost its agent, and its engine may well go on. It is *orphaned*: it
-    serves turns where no listed node can, without reuse, until it is listed again or `drop_orphan` is called as its
-    engine does not answer. That the agent left in good order (DRAINING first) says nothing about the engine.
+    serves turns where no ready node can, without reuse, until it is listed again or `drop_orphan` is called as its
+    engine does not answer. So does a node whose agent is just ending (DRAINING, left in good order). Only a retiring
+    node gets nothing more: an operator takes its engine out of service.
     """
 
     def __init__(self) -> None:
@@ -111,7 +122,7 @@ class NodeTable:
         """Takes a change."""
         for node_id in removals:
             node = self._nodes.pop(node_id, None)
-            if node is not None and node.state is not NodeState.NOT_READY:
+            if node is not None and node.usable:
                 self._orphans[node_id] = replace(node, state=NodeState.READY)
         for node in upserts:
             self._nodes[node.node_id] = node
@@ -146,9 +157,10 @@ class NodeTable:
         return any(model in node.models for node in self)
 
     def ready(self, role: Role, model: str) -> list[Node]:
-        """Returns the ready nodes of a role that serve a model: listed ones, or orphaned ones if there is none."""
-        listed = [node for node in self._nodes.values() if _serves(node, role, model)]
-        return listed or [node for node in self._orphans.values() if _serves(node, role, model)]
+        """Returns the ready nodes of a role that serve a model; if there is none, those whose agent ends or is gone."""
+        able = [node for node in self if _serves(node, role, model)]
+        ready = [node for node in able if node.state is NodeState.READY and node.node_id in self._nodes]
+        return ready or able
 
     def pairs(self, model: str) -> list[tuple[Node, Node]]:
         """Returns all pairs of prefill and decode node that can serve a model."""
