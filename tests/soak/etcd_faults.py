@@ -6,6 +6,7 @@ At most one of these at a time: a snapshot of a full store must not come back af
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -37,12 +38,18 @@ class EtcdFaults:
         self.admin.guard(user=ETCD_USER, password=ETCD_PASSWORD, prefix=_PREFIX)
 
     def draw(self, rng: Random) -> Fault:
-        """Returns one of all, and none again before each of the others."""
+        """Returns one of all, and none again before each of the others has begun."""
         if not self._deck:
             registry = rng.choice(self._registries)
             self._deck = [self.restore(), self.compact(registry), self.fill(), self.expire_tokens()]
             rng.shuffle(self._deck)
-        return self._deck.pop()
+        next_one = self._deck[-1]
+
+        def begin(stack: Stack) -> None:
+            next_one.begin(stack)
+            self._deck.remove(next_one)
+
+        return replace(next_one, begin=begin)
 
     def restore(self, *, hold_s: float = 4.0) -> Fault:
         """A snapshot is taken; later all members end, and begin with it: revisions, keys and leases go back."""
