@@ -24,6 +24,7 @@ class Answer:
     url: str = ""
     """The router."""
     text: str = ""
+    """What came of the answer's text, complete or not."""
     route: str = ""
     miss: str = ""
     read_tokens: int = 0
@@ -40,26 +41,30 @@ class Client:
 
     async def send(self, url: str, turn: Planned) -> Answer:
         """Sends a turn to the router at ``url``. Never raises for what the server does."""
+        body = bytearray()
         try:
             async with asyncio.timeout(self._limit_s):
-                return replace(await self._send(url, turn), url=url)
+                return replace(await self._send(url, turn, body), url=url)
         except TimeoutError:
-            return Answer("hung", url)
+            outcome = "hung"
         except aiohttp.ClientConnectorError:
             return Answer(REFUSED)
         except aiohttp.ClientError as error:
-            return Answer(f"connection: {type(error).__name__}", url)
+            outcome = f"connection: {type(error).__name__}"
+        return Answer(outcome, url, _streamed(body)[1] if turn.stream else "")
 
-    async def _send(self, url: str, turn: Planned) -> Answer:
+    async def _send(self, url: str, turn: Planned, body: bytearray) -> Answer:
+        """Sends a turn; ``body`` is what came of a success, however this ends. Raises aiohttp.ClientError."""
         headers = {"x-session-id": turn.session_id} if turn.session_id else {}
         async with self._session.post(url + PATH, json=self._body(turn), headers=headers) as response:
             if response.status != 200:
                 return Answer(_refusal(response.status, await response.read()))
             if turn.leave_early and turn.stream:
-                await response.content.readany()
+                body += await response.content.readany()
                 response.close()
-                return Answer("left")
-            body = await response.read()
+                return Answer("left", text=_streamed(body)[1])
+            async for piece in response.content.iter_any():
+                body += piece
             outcome, text = _streamed(body) if turn.stream else _whole(body)
             return Answer(
                 outcome,
@@ -94,7 +99,7 @@ def _refusal(status: int, body: bytes) -> str:
         return f"{status} without OpenAI's form"
 
 
-def _whole(body: bytes) -> tuple[str, str]:
+def _whole(body: bytearray) -> tuple[str, str]:
     choice = next(filter(_is_first, json.loads(body)["choices"]))
     if choice["finish_reason"] not in ("stop", "length"):
         return f"finish_reason {choice['finish_reason']}", ""
@@ -106,10 +111,11 @@ def _is_first(choice: dict[str, Any]) -> bool:
     return bool(choice["index"] == 0)
 
 
-def _streamed(body: bytes) -> tuple[str, str]:
-    """Returns outcome and text of a complete stream."""
-    text, finished, done = [], False, False
-    for line in body.split(b"\n"):
+def _streamed(body: bytearray) -> tuple[str, str]:
+    """Returns the outcome of a stream that has ended, and the text of its complete lines."""
+    text: list[str] = []
+    finished = done = False
+    for line in body.split(b"\n")[:-1]:
         if not line.startswith(b"data: "):
             continue
         if line == b"data: [DONE]":
@@ -117,7 +123,7 @@ def _streamed(body: bytes) -> tuple[str, str]:
             continue
         event = json.loads(line[6:])
         if "error" in event:
-            return f"event: {event['error']['message']}", ""
+            return f"event: {event['error']['message']}", "".join(text)
         for choice in filter(_is_first, event["choices"]):
             text.append(choice["delta"].get("content") or "")
             finished |= choice.get("finish_reason") in ("stop", "length")

@@ -90,7 +90,9 @@ class Players:
 
     def _check(self, turn: Planned, answer: Answer) -> None:
         self.tally.add(turn, answer)
-        if answer.outcome == "answered" and answer.text != (expected := self._expected(turn)):
+        expected = self._expected(turn)
+        right = answer.text == expected if answer.outcome == "answered" else expected.startswith(answer.text)
+        if not right:
             self.tally.add_wrong(turn, answer, expected)
         self._on_turn(turn, answer)
 

@@ -50,6 +50,9 @@ def problems(report: dict[str, Any], *, faults_allowed: bool) -> list[str]:
     for name in FORBIDDEN:
         if count := report["engines_counted"][name]:
             found.append(f"{count} {name.replace('_', ' ')}")
+    if not report["faults"] and (count := report["engines_counted"]["reads_of_freed"]):
+        # Where something is broken, a late read may meet freed blocks.
+        found.append(f"{count} reads of freed blocks although nothing was broken")
     outcomes = dict(report["outcomes"])
     if hung := outcomes.get("hung"):
         found.append(f"{hung} turns hung")
