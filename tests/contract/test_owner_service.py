@@ -194,7 +194,7 @@ async def test_finished_turns_beyond_their_share_of_the_engines_blocks_are_relea
         await eventually(lambda: _can_release(node))
         node.connector.retain("set-1")
         await node.published()
-        node.connector.retain("set-2")
+        node.connector.retain("set-2", block_ids=[4, 5, 6, 7])
         await node.becomes(agent_pb2.BLOCK_SET_STATE_RELEASING)
         assert await node.state("set-2") == agent_pb2.BLOCK_SET_STATE_HELD
 

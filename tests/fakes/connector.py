@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,14 @@ def hello(**changes: Any) -> wire.Hello:
     return wire.Hello(**{**fields, **changes})
 
 
-def report(set_id: str = "set-1", *, token_count: int = 100, deadline: float, **changes: Any) -> wire.BlockSetReport:
+def report(
+    set_id: str = "set-1",
+    *,
+    token_count: int = 100,
+    block_ids: Sequence[int] = (1, 2, 3, 4),
+    deadline: float,
+    **changes: Any,
+) -> wire.BlockSetReport:
     """Returns a report with true anchors of the tokens 0, 1, 2, and so on."""
     identity = b"i" * 16
     chain = AnchorChain(identity, 64)
@@ -50,7 +57,7 @@ def report(set_id: str = "set-1", *, token_count: int = 100, deadline: float, **
         "params": {
             "do_remote_prefill": False,
             "do_remote_decode": True,
-            "remote_block_ids": [[1, 2, 3, 4]],
+            "remote_block_ids": [list(block_ids)],
             "remote_engine_id": "engine-1",
             "remote_request_id": set_id,
             "remote_host": "127.0.0.1",
@@ -60,7 +67,7 @@ def report(set_id: str = "set-1", *, token_count: int = 100, deadline: float, **
             "remote_blocks_expiry_time": deadline,
         },
         "token_count": token_count,
-        "block_count": 4,
+        "block_count": len(block_ids),
         "identity": identity,
         "stride": anchors.stride,
         "spacing": anchors.spacing,

@@ -68,7 +68,9 @@ class Publisher:
         self._mark += 1
         self._dirty.clear()
         removed = [self._removals.pop(block_set.set_id).set_id for block_set in removals]
-        return [ev.PointersRemoved(self._engine_id, removed)] if removed else []
+        written = [block_set.set_id for block_set in upserts]
+        events: list[ev.Event] = [ev.PointersWritten(self._engine_id, written)] if written else []
+        return [*events, ev.PointersRemoved(self._engine_id, removed)] if removed else events
 
 
 class AgentProcess:
@@ -136,6 +138,7 @@ class AgentProcess:
                 # Without a stream its pointers are left to their leases.
                 del self._publishers[engine_id]
         self.hear(ev.TimePassed(), now)
+        self.hear(ev.RetentionDue(), now)
 
     def lose_lease(self, now: float) -> None:
         """Learns that the lease is gone."""

@@ -8,7 +8,7 @@ from backhaul_node_agent.core.engine_clock import SAMPLES_TO_TRUST
 from backhaul_node_agent.core.granting import ClaimRequest, Grant, Refusal
 from backhaul_node_agent.core.life import State
 from backhaul_node_agent.core.replay import AWAY_S
-from tests.unit.node_agent.owned import LIMITS, OFFSET, OwnerTable, block_set, facts, standing
+from tests.unit.node_agent.owned import LIMITS, OFFSET, OwnerTable, facts, standing
 
 FENCE_S = LIMITS.claim_ttl_s + LIMITS.margin_s
 
@@ -526,14 +526,14 @@ def test_the_pointer_of_a_set_that_is_granted_is_removed() -> None:
     table = standing()
     table.report()
     table.granted()
-    assert ev.Unpublish("engine-1", block_set()) in table.effects
+    assert table.unpublished() == ["set-1"]
 
 
 def test_the_pointer_of_a_set_that_is_gone_is_removed() -> None:
     table = standing()
     table.report()
     table.free("set-1")
-    assert ev.Unpublish("engine-1", block_set()) in table.effects
+    assert table.unpublished() == ["set-1"]
 
 
 # --- engines

@@ -25,22 +25,22 @@ def held(table: OwnerTable) -> list[str]:
 
 def test_nothing_is_released_within_the_share() -> None:
     table = table_with(FITTING)
-    assert table.hear(ev.TrimAsked()) == []
+    assert table.retention() == []
     assert len(held(table)) == FITTING
 
 
 def test_beyond_it_the_oldest_are_released_and_no_more_than_needed() -> None:
     table = table_with(FITTING + 3)
-    effects = table.hear(ev.TrimAsked())
+    effects = table.retention()
     assert held(table) == [f"set-{index}" for index in range(3, FITTING + 3)]
     assert {effect.set_id for effect in effects if isinstance(effect, ev.SendRelease)} == {"set-0", "set-1", "set-2"}
-    assert table.hear(ev.TrimAsked()) == []
+    assert table.retention() == []
 
 
 def test_a_set_that_a_prefill_engine_may_be_reading_is_passed_over() -> None:
     table = table_with(FITTING + 1)
     table.claim("set-0")
-    table.hear(ev.TrimAsked())
+    table.retention()
     states = {one.name.set_id: one.state for one in table.owner.sets(table.now)}
     assert states["set-0"] is State.CLAIMED
     assert states["set-1"] is State.RELEASING
@@ -51,7 +51,7 @@ def test_thousands_of_conversations_leave_no_more_than_the_share() -> None:
     table = table_with(0)
     for index in range(3 * FITTING):
         table.report(f"turn-{index}")
-        for effect in table.hear(ev.TrimAsked()):
+        for effect in table.retention():
             if isinstance(effect, ev.SendRelease):
                 table.free(effect.set_id)
         assert table.owner.set_count <= FITTING

@@ -194,6 +194,19 @@ class Agent:
                     self._connectors.tell(effect.engine_id, wire.Returned(set_id=effect.set_id))
                 case ev.SendRelease() | ev.SendRenewal():
                     self._notifier.send(effect)
+                case ev.Decided():
+                    _say(effect)
+
+
+def _say(decided: ev.Decided) -> None:
+    if decided.reason is ev.Reason.UNCONFIRMED:
+        _log.warning(
+            "an engine is asked to keep block sets longer, but does not confirm that: they end at its own deadline",
+            engine=decided.engine_id,
+            set_id=decided.set_id,
+        )
+    else:
+        _log.debug("retention", engine=decided.engine_id, set_id=decided.set_id, decision=decided.reason.value)
 
 
 def _error(refusal: Refusal) -> BackhaulError:

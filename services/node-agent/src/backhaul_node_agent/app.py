@@ -193,7 +193,7 @@ class App:
         while True:
             self._agent.hear(ev.TimePassed())
             if self._notifier.available:
-                self._agent.hear(ev.TrimAsked())
+                self._agent.hear(ev.RetentionDue())
             self._harvest.tick()
             self._refresh()
             await self._clock.sleep(_TICK_S)

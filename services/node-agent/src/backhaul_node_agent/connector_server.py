@@ -258,6 +258,10 @@ class ConnectorServer:
                 for deadline in message.deadlines.values():
                     bounds.check_instant(deadline, "deadline")
                 hear(ev.DeadlinesConfirmed(number, engine_id, message.deadlines))
+            case wire.Memory():
+                bounds.check_count(message.free_count, "free_count")
+                bounds.check_count(message.waiting_count, "waiting_count")
+                hear(ev.MemorySeen(number, engine_id, message.free_count, message.waiting_count))
             case wire.Pong():
                 self._hear_pong(connection, message, hear)
 

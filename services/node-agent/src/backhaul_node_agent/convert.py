@@ -1,6 +1,7 @@
 """Between the connector's messages, the protos, and the core's values."""
 
 import re
+from array import array
 
 import msgspec
 
@@ -20,6 +21,7 @@ from backhaul_node_agent.harvest import Harvested, HarvestRequest
 MAX_KEYS = 16
 """Lookup keys under which one set is published at most."""
 _DIGEST_SIZE = 16
+_BLOCK_IDS = "remote_block_ids"
 # One pointer that the registry refuses would hold up all others of the engine.
 _NAME = re.compile(wire.NAME)
 
@@ -51,6 +53,7 @@ def engine_facts(hello: wire.Hello) -> EngineFacts:
     bounds.check_count(hello.tp_size, "tp_size", least=1, most=bounds.MAX_TP_SIZE)
     bounds.check_count(hello.side_channel_port, "side_channel_port", least=1, most=bounds.MAX_PORT)
     bounds.check_span(hello.ttl_s, "ttl_s")
+    bounds.check_span(hello.lease_s, "lease_s")
     return EngineFacts(
         engine_id=hello.engine_id,
         rank=hello.rank,
@@ -64,6 +67,7 @@ def engine_facts(hello: wire.Hello) -> EngineFacts:
         side_channel_host=hello.side_channel_host,
         side_channel_port=hello.side_channel_port,
         problem=hello.problem,
+        lease_s=hello.lease_s,
     )
 
 
@@ -74,7 +78,9 @@ def block_set(report: wire.BlockSetReport) -> BlockSet:
     """
     bounds.check_request_id(report.set_id, "set_id", most_bytes=bounds.MAX_SET_ID_BYTES)
     bounds.check_instant(report.deadline, "deadline")
-    if not all(map(_NAME.fullmatch, (report.scope, *report.keys))):
+    bounds.check_instant(report.ended_at, "ended_at")
+    bounds.check_span(report.turn_s, "turn_s")
+    if not all(map(_NAME.fullmatch, (report.scope, *report.keys, *report.continues))):
         raise ValueError("a scope or key that the registry would refuse")
     if len(report.identity) != _DIGEST_SIZE or len(report.anchors) < _DIGEST_SIZE:
         raise ValueError("identity or anchors of a wrong size")
@@ -85,14 +91,26 @@ def block_set(report: wire.BlockSetReport) -> BlockSet:
         set_id=report.set_id,
         scope=report.scope,
         keys=tuple(dict.fromkeys(report.keys))[:MAX_KEYS],
-        params=report.params,
+        params={name: value for name, value in report.params.items() if name != _BLOCK_IDS},
         token_count=report.token_count,
         block_count=report.block_count,
         identity=report.identity,
         stride=report.stride,
         spacing=report.spacing,
         anchors=report.anchors,
+        block_ids=_block_ids(report.params.get(_BLOCK_IDS)),
+        ended_at=report.ended_at,
+        turn_s=report.turn_s,
+        continues=tuple(report.continues[: wire.MAX_CONTINUES]),
     )
+
+
+def _block_ids(groups: object) -> tuple["array[int]", ...]:
+    """Takes over block ids by cache group, in a tenth of the memory. Raises ValueError."""
+    try:
+        return tuple(array("i", group) for group in groups)  # type: ignore[attr-defined]  # whatever it is
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"{_BLOCK_IDS} are not lists of block numbers") from error
 
 
 def pointers(held: BlockSet, *, node_id: str, engine_id: str) -> list[registry_pb2.BlockSetPointer]:
@@ -147,6 +165,7 @@ def handle(grant: Grant) -> bytes:
     )
     params = {
         **held.params,
+        **({_BLOCK_IDS: [group.tolist() for group in held.block_ids]} if held.block_ids else {}),
         "do_remote_decode": True,
         "do_remote_prefill": False,
         "remote_blocks_expiry_time": grant.deadline,

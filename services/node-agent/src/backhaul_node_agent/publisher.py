@@ -182,6 +182,9 @@ class Publisher:
             _, set_ids = self._in_flight.pop(answer.acknowledged.nonce, (0.0, []))
             pending = {set_id for _, later in self._in_flight.values() for set_id in later} | self._dirty.keys()
             removed = [set_id for set_id in set_ids if set_id in self._removals and set_id not in pending]
+            written = [set_id for set_id in set_ids if set_id in self._wanted and set_id not in pending]
+            if written:
+                hear(ev.PointersWritten(self._engine_id, written))
             for set_id in removed:
                 del self._removals[set_id]
             if removed:

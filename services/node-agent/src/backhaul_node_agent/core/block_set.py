@@ -1,6 +1,7 @@
 """What an engine retains after a turn, and what is known of the engine."""
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ class BlockSet:
     scope: str
     keys: tuple[str, ...]
     params: Mapping[str, Any]
-    """vLLM's kv_transfer_params."""
+    """vLLM's kv_transfer_params, where there are `block_ids` without these."""
     token_count: int
     block_count: int
     identity: bytes
@@ -22,6 +23,22 @@ class BlockSet:
     anchors: bytes
     cached: bool = False
     """Whether nothing is retained any more: what the pointer to it leads to is merely likely (`second_chance`)."""
+
+    block_ids: tuple["array[int]", ...] = ()
+    """The blocks, by cache group."""
+    ended_at: float = 0.0
+    """Engine's clock: when its turn ended."""
+    turn_s: float = 0.0
+    """How long its turn took."""
+    continues: tuple[str, ...] = ()
+    """Keys by which the turn before its turn was looked up."""
+
+    @property
+    def all_block_ids(self) -> Collection[int]:
+        """Blocks of all cache groups."""
+        if len(self.block_ids) == 1:
+            return self.block_ids[0]
+        return [block for group in self.block_ids for block in group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +59,5 @@ class EngineFacts:
     side_channel_port: int
     problem: str = ""
     """Why the engine cannot reuse blocks; empty when it can."""
+    lease_s: float = 30.0
+    """``kv_lease_duration``: a renewal keeps a set for two thirds of it."""

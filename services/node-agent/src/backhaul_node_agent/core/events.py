@@ -5,6 +5,7 @@ Events from a connector carry the number of their connection: what an older conn
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from backhaul_node_agent.core.block_set import BlockSet, EngineFacts
 
@@ -80,6 +81,16 @@ class ClockObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class MemorySeen:
+    """How many of the engine's blocks are free, and wanted, after all that its connector said before."""
+
+    connection: int
+    engine_id: str
+    free_count: int
+    waiting_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectorLost:
     """The connection is closed."""
 
@@ -124,6 +135,14 @@ class PublisherDown:
 
 
 @dataclass(frozen=True, slots=True)
+class PointersWritten:
+    """These sets' pointers are durable."""
+
+    engine_id: str
+    set_ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class PointersRemoved:
     """The removal of these sets' pointers is durable."""
 
@@ -137,8 +156,8 @@ class DrainAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class TrimAsked:
-    """Release what sets pin beyond their share. Sent now and then where engines can be told to free blocks."""
+class RetentionDue:
+    """Renew what is worth it and release what is not. Sent several times a second, once engines can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +173,17 @@ Event = (
     | SetsFreed
     | DeadlinesConfirmed
     | ClockObserved
+    | MemorySeen
     | ConnectorLost
     | EngineGone
     | LeaseHeld
     | LeaseLost
     | PublisherUp
     | PublisherDown
+    | PointersWritten
     | PointersRemoved
     | DrainAsked
-    | TrimAsked
+    | RetentionDue
     | TimePassed
 )
 
@@ -225,6 +246,26 @@ class SendRelease:
     set_id: str
 
 
+class Reason(Enum):
+    """Why a set is kept longer, or not."""
+
+    RENEWED = "renewed"
+    UNCONFIRMED = "renewals not confirmed"
+    SURPLUS = "over budget"
+    OLD = "kept long enough"
+    UNPUBLISHED = "never published"
+    SUPERSEDED = "superseded"
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Tell people what became of a set."""
+
+    engine_id: str
+    set_id: str
+    reason: Reason
+
+
 @dataclass(frozen=True, slots=True)
 class SendRenewal:
     """Ask the engine over NIXL to keep sets longer."""
@@ -233,4 +274,4 @@ class SendRenewal:
     set_ids: tuple[str, ...]
 
 
-Effect = Publish | Unpublish | LetGo | ForgetEngine | TellClaimed | TellReturned | SendRelease | SendRenewal
+Effect = Publish | Unpublish | LetGo | ForgetEngine | TellClaimed | TellReturned | SendRelease | SendRenewal | Decided

@@ -73,7 +73,7 @@ class Granting:
         outcome = lf.step(life, asked, self._held.instant(engine, now), self._held.limits)
         if outcome.refusal:
             return Refusal(outcome.refusal, _MESSAGES[outcome.refusal]), []
-        effects = self._held.take(engine, name.set_id, life, outcome)
+        effects = self._held.take(engine, name.set_id, life, outcome, now)
         self._held.claims.add(request.request_id, name)
         return self._grant_of(name, now), effects
 

@@ -6,9 +6,14 @@ from dataclasses import dataclass, field
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core import life as lf
 from backhaul_node_agent.core.block_set import BlockSet, EngineFacts
-from backhaul_node_agent.core.claim_book import ClaimBook
+from backhaul_node_agent.core.claim_book import ClaimBook, SetName
 from backhaul_node_agent.core.engine_clock import EngineClock
 from backhaul_node_agent.core.life import Action, Instant, Life, Limits, State
+from backhaul_node_agent.core.retention.budget import EngineBudget
+from backhaul_node_agent.core.retention.conversations import Conversations
+from backhaul_node_agent.core.retention.gaps import Gaps
+from backhaul_node_agent.core.retention.ranking import Ranking
+from backhaul_node_agent.core.retention.renewing import Renewals
 
 
 @dataclass(slots=True)
@@ -16,6 +21,8 @@ class Engine:
     """One incarnation. Only the owner's parts change it."""
 
     facts: EngineFacts
+    budget: EngineBudget
+    renewals: Renewals = field(default_factory=Renewals)
     lives: dict[str, Life] = field(default_factory=dict)
     clock: EngineClock = field(default_factory=EngineClock)
     connection: int | None = None
@@ -29,6 +36,9 @@ class Engine:
     fenced_from: float = 0.0
     """When the last connection began that brought sets of another agent."""
     publishing: bool = False
+    ranking: Ranking = field(default_factory=Ranking)
+    unpublished: dict[str, float] = field(default_factory=dict)
+    """Sets whose pointers have been asked for and are not durable yet, by when they were asked for (agent's clock)."""
 
     @property
     def connected(self) -> bool:
@@ -39,8 +49,9 @@ class Engine:
 class Holdings:
     """What the parts of the owner share."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, gaps: Gaps) -> None:
         self.limits = limits
+        self.conversations = Conversations(gaps, max_age_s=limits.max_retention_s)
         self.engines: dict[str, Engine] = {}
         self.claims = ClaimBook(limits.claim_ttl_s)
         self.valid_until = 0.0
@@ -48,6 +59,18 @@ class Holdings:
         self.joined_at: float | None = None
         """Agent's clock: when the lease began; None before the first one."""
         self.draining = False
+        self.telling = False
+        """Whether engines can be told to free or to keep blocks."""
+
+    def engine(self, facts: EngineFacts) -> Engine:
+        """Returns an engine, new or known, with what is said of it now."""
+        engine = self.engines.get(facts.engine_id)
+        if engine is None:
+            share, mark = self.limits.retained_share, self.limits.pressure_mark
+            engine = Engine(facts, EngineBudget(facts.block_count, share=share, mark=mark))
+            self.engines[facts.engine_id] = engine
+        engine.facts = facts
+        return engine
 
     def holder_of(self, set_id: str) -> Engine | None:
         """Returns the engine that holds a set."""
@@ -81,7 +104,7 @@ class Holdings:
     def step(self, engine: Engine, life: Life, event: lf.Event, now: float) -> list[ev.Effect]:
         """Applies an event to a set."""
         outcome = lf.step(life, event, self.instant(engine, now), self.limits)
-        effects = self.take(engine, life.block_set.set_id, life, outcome)
+        effects = self.take(engine, life.block_set.set_id, life, outcome, now)
         after = outcome.life
         if _let_go(life, event, after):
             effects.append(ev.LetGo(engine.facts.engine_id, life.block_set))
@@ -90,9 +113,12 @@ class Holdings:
             effects += self.step(engine, after, lf.PointerGone(), now)
         return effects
 
-    def take(self, engine: Engine, set_id: str, before: Life | None, outcome: lf.Step) -> list[ev.Effect]:
+    def take(self, engine: Engine, set_id: str, before: Life | None, outcome: lf.Step, now: float) -> list[ev.Effect]:
         """Keeps what a step made of a set; returns what is to be done."""
         after = outcome.life
+        self._watch(engine, SetName(engine.facts.engine_id, set_id), before, after, now)
+        if Action.PUBLISH in outcome.actions:
+            engine.unpublished[set_id] = now
         if before is not None and before.claim is not None and (after is None or after.claim is None):
             self.claims.drop(before.claim.request_id)
         if after is None:
@@ -102,6 +128,28 @@ class Holdings:
         block_set = after.block_set if after is not None else before.block_set if before is not None else None
         assert block_set is not None
         return [_effect(action, engine.facts.engine_id, block_set) for action in outcome.actions]
+
+    def _watch(self, engine: Engine, name: SetName, before: Life | None, after: Life | None, now: float) -> None:
+        """Keeps the budget and the conversations as the lives of sets are."""
+        claimed, claims = before is not None and before.claim is not None, after is not None and after.claim is not None
+        if claims and not claimed:
+            self.conversations.claimed(name, now)
+        if claimed and after is not None and after.state is State.HELD:
+            self.conversations.given_back(name)
+        elif claimed and not claims:
+            self.conversations.claim_ended(name, now)
+        if after is not None and after.state is State.HELD and (before is None or before.state is not State.HELD):
+            engine.ranking.add(name.set_id, now)
+        if after is None:
+            assert before is not None
+            engine.budget.freed(name.set_id, before.block_set.all_block_ids)
+            engine.renewals.gone(name.set_id)
+        elif after.state is State.RELEASING:
+            engine.budget.release(name.set_id, after.block_set.all_block_ids)
+        else:
+            engine.budget.retain(name.set_id, after.block_set.all_block_ids)
+        if after is None or after.pointer is not lf.Pointer.PUBLISHED:
+            engine.unpublished.pop(name.set_id, None)
 
 
 def _let_go(before: Life, event: lf.Event, after: Life | None) -> bool:

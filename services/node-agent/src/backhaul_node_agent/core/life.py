@@ -72,6 +72,12 @@ class Limits:
     """Time between two releases of the same set."""
     retained_share: float = 0.5
     """Share of an engine's blocks that its sets may pin; its running requests need the others."""
+    pressure_mark: float = 0.9
+    """Share of an engine's blocks above which sets give way to what runs and waits."""
+    max_retention_s: float = 1800.0
+    """How long a set is kept at most, counted from the end of its turn."""
+    unpublished_s: float = 60.0
+    """How long a set is kept that the registry does not take over."""
 
 
 @dataclass(frozen=True, slots=True)

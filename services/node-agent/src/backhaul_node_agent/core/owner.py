@@ -4,11 +4,11 @@ It is told what happened (`handle`, `claim` and its siblings), keeps everything 
 that the shell must perform, in order. It never waits and reads no clock.
 
 Its rules stand where they are applied: those of one set in `life`, of grants in `granting`, of what connectors bring
-and of the fence in `replay`, of asked-for releases in `releasing`.
+and of the fence in `replay`, of asked-for releases in `releasing`, of those that retention demands in `retaining`.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from backhaul_node_agent.core import events as ev
@@ -21,6 +21,9 @@ from backhaul_node_agent.core.holdings import Engine, Holdings
 from backhaul_node_agent.core.life import Limits, State
 from backhaul_node_agent.core.releasing import ReleaseOutcome, Releasing
 from backhaul_node_agent.core.replay import Replay
+from backhaul_node_agent.core.retaining import Retaining
+from backhaul_node_agent.core.retention.gaps import Gaps
+from backhaul_node_agent.core.retention.policy import Benefit, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,13 @@ class HeldSet:
 class Owner:
     """Owns what the engines of one node retain."""
 
-    def __init__(self, *, session: str, limits: Limits) -> None:
-        self._held = Holdings(limits)
+    def __init__(self, *, session: str, limits: Limits, policy: Callable[[Gaps], Policy] = Benefit) -> None:
+        """`policy` is made with the gaps that are learnt here."""
+        gaps = Gaps()
+        self._held = Holdings(limits, gaps)
         self._granting = Granting(self._held)
-        self._replay = Replay(self._held, session)
+        self._retaining = Retaining(self._held, policy(gaps))
+        self._replay = Replay(self._held, session, self._retaining)
         self._releasing = Releasing(self._held)
 
     # --- what the shell may look at
@@ -113,12 +119,14 @@ class Owner:
                 return self._set_publishing(event.engine_id, True, now)
             case ev.PublisherDown():
                 return self._set_publishing(event.engine_id, False, now)
+            case ev.PointersWritten():
+                return self._retaining.published(event)
             case ev.PointersRemoved():
                 return self._held.step_known(event.engine_id, event.set_ids, lf.PointerGone(), now)
             case ev.DrainAsked():
                 return self._releasing.drain(now)
-            case ev.TrimAsked():
-                return self._releasing.trim(now)
+            case ev.RetentionDue():
+                return self._retaining.tick(now)
             case ev.TimePassed():
                 return self._tick(now)
             case _:
@@ -127,7 +135,13 @@ class Owner:
     def _hear(self, event: ev.Event, now: float) -> list[ev.Effect]:
         assert isinstance(
             event,
-            ev.WeightsKnown | ev.Reported | ev.ReplayFinished | ev.SetsFreed | ev.DeadlinesConfirmed | ev.ClockObserved,
+            ev.WeightsKnown
+            | ev.Reported
+            | ev.ReplayFinished
+            | ev.SetsFreed
+            | ev.DeadlinesConfirmed
+            | ev.ClockObserved
+            | ev.MemorySeen,
         )
         engine = self._held.engines.get(event.engine_id)
         if engine is None or engine.connection != event.connection:
@@ -150,6 +164,9 @@ class Owner:
                 return self._confirm_deadlines(event, now)
             case ev.ClockObserved():
                 return self._observe_clock(engine, event, now)
+            case ev.MemorySeen():
+                engine.budget.saw(free_count=event.free_count, waiting_count=event.waiting_count)
+                return self._retaining.make_room(engine, now)
 
     def _hold_lease(self, event: ev.LeaseHeld, now: float) -> list[ev.Effect]:
         self._held.valid_until = event.valid_until
@@ -179,6 +196,7 @@ class Owner:
 
     def _tick(self, now: float) -> list[ev.Effect]:
         self._held.claims.expire(now)
+        self._held.conversations.tick(now)
         effects = self._replay.forget_away(now)
         for engine in self._held.engines.values():
             for life in list(engine.lives.values()):

@@ -1,4 +1,4 @@
-"""Releases and renewals that somebody asks for; when a release is sent stands in `life`.
+"""Releases and renewals that somebody asks for; those of policy stand in `retaining`, when one is sent in `life`.
 
 Ids that no connector reported are never touched: other requests' hand-offs live among the engine's leases too. A
 hand-off is freed only by its name, on the word of the router that alone knows it.
@@ -58,24 +58,6 @@ class Releasing:
             for engine_id, engine in self._held.engines.items()
             for effect in self._held.step_known(engine_id, list(engine.lives), lf.ReleaseAsked(), now)
         ]
-
-    def trim(self, now: float) -> list[ev.Effect]:
-        """Releases the oldest sets of engines whose sets pin more than their share.
-
-        Blocks that sets have in common are counted for each: sooner too much is released than requests wait for blocks.
-        """
-        effects: list[ev.Effect] = []
-        for engine in self._held.engines.values():
-            pinned = [life for life in engine.lives.values() if life.state is not State.RELEASING]
-            excess = sum(life.block_set.block_count for life in pinned)
-            excess -= int(engine.facts.block_count * self._held.limits.retained_share)
-            for life in pinned:
-                if excess <= 0:
-                    break
-                if life.state is State.HELD:
-                    excess -= life.block_set.block_count
-                    effects += self._held.step(engine, life, lf.ReleaseAsked(for_room=True), now)
-        return effects
 
     def renew(self, set_ids: Sequence[str]) -> tuple[list[str], list[str], list[ev.Effect]]:
         """Asks for more time for the sets that are known; returns them, the unknown ids, and the effects."""

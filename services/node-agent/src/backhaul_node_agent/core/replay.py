@@ -6,8 +6,10 @@ every claim that the other agent can have made has lapsed, counted from the late
 
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core import life as lf
+from backhaul_node_agent.core.claim_book import SetName
 from backhaul_node_agent.core.holdings import Engine, Holdings
 from backhaul_node_agent.core.life import State
+from backhaul_node_agent.core.retaining import Retaining
 
 AWAY_S = 60.0
 """How long an engine whose connector is away is remembered at the least; connectors come back within seconds."""
@@ -16,9 +18,10 @@ AWAY_S = 60.0
 class Replay:
     """Follows connections, and the sets that they bring."""
 
-    def __init__(self, holdings: Holdings, session: str) -> None:
+    def __init__(self, holdings: Holdings, session: str, retaining: Retaining) -> None:
         """`session` is this agent's own."""
         self._held = holdings
+        self._retaining = retaining
         self._session = session
 
     def connect(self, event: ev.EngineConnected, now: float) -> list[ev.Effect]:
@@ -27,8 +30,7 @@ class Replay:
         for other in list(self._held.engines.values()):
             if other.facts.rank == event.facts.rank and other.facts.engine_id != event.facts.engine_id:
                 effects += self._held.forget(other.facts.engine_id)
-        engine = self._held.engines.setdefault(event.facts.engine_id, Engine(event.facts))
-        engine.facts = event.facts
+        engine = self._held.engine(event.facts)
         engine.connection = event.connection
         engine.missing = set(engine.lives)
         # `foreign` outlives a connection that was cut in the middle of its replay.
@@ -73,7 +75,10 @@ class Replay:
             outcome = lf.adopted(event.block_set, event.deadline, at, self._held.limits)
         else:
             outcome = lf.born(event.block_set, event.deadline)
-        effects = self._held.take(engine, set_id, None, outcome)
+        effects = self._held.take(engine, set_id, None, outcome, now)
+        name = SetName(event.engine_id, set_id)
+        near = self._held.conversations.ended(name, event.block_set, now, just_now=not event.replayed)
+        effects += self._retaining.supersede(event.block_set, near, now)
         if self._held.draining:
             effects += self._held.step_known(event.engine_id, [set_id], lf.ReleaseAsked(), now)
         return effects

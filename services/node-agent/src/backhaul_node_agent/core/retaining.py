@@ -1,0 +1,133 @@
+"""What retention itself decides: what is renewed, what is released, and why.
+
+Only HELD sets are, and only through the table in `life`. What is FENCED or CLAIMED counts in the budget and stays; what
+is not ours is not seen here at all. Nothing happens before engines can be told: a set whose blocks stay pinned all the
+same is better kept findable.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from backhaul_node_agent.core import events as ev
+from backhaul_node_agent.core import life as lf
+from backhaul_node_agent.core.block_set import BlockSet
+from backhaul_node_agent.core.claim_book import SetName
+from backhaul_node_agent.core.events import Reason
+from backhaul_node_agent.core.holdings import Engine, Holdings
+from backhaul_node_agent.core.life import Instant, Life, State
+from backhaul_node_agent.core.retention.conversations import covers
+from backhaul_node_agent.core.retention.policy import Kept, Policy
+from backhaul_node_agent.core.retention.renewing import MAX_PER_MESSAGE
+
+
+class Retaining:
+    """Keeps what pays, frees what does not."""
+
+    def __init__(self, holdings: Holdings, policy: Policy) -> None:
+        self._held = holdings
+        self._policy = policy
+
+    def tick(self, now: float) -> list[ev.Effect]:
+        """Does all that is due. The first time says that engines can be told."""
+        self._held.telling = True
+        effects: list[ev.Effect] = []
+        for engine in self._held.engines.values():
+            effects += self._release_where(engine, Reason.UNPUBLISHED, self._unpublished(engine, now), now)
+            effects += self._release_where(engine, Reason.OLD, self._old(engine, now), now)
+            effects += self.make_room(engine, now)
+            effects += self._renew(engine, now)
+        return effects
+
+    def published(self, event: ev.PointersWritten) -> list[ev.Effect]:
+        """Notes that sets can be found."""
+        engine = self._held.engines.get(event.engine_id)
+        for set_id in event.set_ids if engine is not None else ():
+            engine.unpublished.pop(set_id, None)  # type: ignore[union-attr]  # there are none without an engine
+        return []
+
+    def supersede(self, newer: BlockSet, near: Sequence[SetName], now: float) -> list[ev.Effect]:
+        """Releases those of earlier sets that a newer one certainly covers."""
+        effects: list[ev.Effect] = []
+        for name in near if self._held.telling else ():
+            engine = self._held.engines.get(name.engine_id)
+            life = engine.lives.get(name.set_id) if engine is not None else None
+            if engine is not None and life is not None and life.state is State.HELD and covers(newer, life.block_set):
+                effects += self._release(engine, life, Reason.SUPERSEDED, now)
+        return effects
+
+    def make_room(self, engine: Engine, now: float) -> list[ev.Effect]:
+        """Releases the sets that are worth least until those that stay are within the budget."""
+        if not self._held.telling or not engine.budget.surplus:
+            return []
+        effects: list[ev.Effect] = []
+        at = self._held.instant(engine, now)
+
+        def worth_of(set_id: str) -> float | None:
+            life = engine.lives.get(set_id)
+            return (
+                None
+                if life is None or life.state is not State.HELD
+                else self._policy.worth(self._kept(engine, life, at))
+            )
+
+        if engine.ranking.stale(now):
+            engine.ranking.renew(engine.lives, worth_of, now)
+        while engine.budget.surplus and (set_id := engine.ranking.pop_least(worth_of)) is not None:
+            effects += self._release(engine, engine.lives[set_id], Reason.SURPLUS, now)
+        return effects
+
+    def _unpublished(self, engine: Engine, now: float) -> list[str]:
+        # In the order in which they were asked for.
+        return [set_id for set_id, at in engine.unpublished.items() if at <= now - self._held.limits.unpublished_s]
+
+    def _old(self, engine: Engine, now: float) -> list[str]:
+        at, most_s = self._held.instant(engine, now), self._held.limits.max_retention_s
+        return [set_id for set_id, life in _held(engine) if _age_s(life, at) >= most_s]
+
+    def _release_where(self, engine: Engine, reason: Reason, set_ids: Sequence[str], now: float) -> list[ev.Effect]:
+        lives = (engine.lives[set_id] for set_id in set_ids)
+        return [
+            effect for life in lives if life.state is State.HELD for effect in self._release(engine, life, reason, now)
+        ]
+
+    def _release(self, engine: Engine, life: Life, reason: Reason, now: float) -> list[ev.Effect]:
+        decided = ev.Decided(engine.facts.engine_id, life.block_set.set_id, reason)
+        asked = lf.ReleaseAsked(for_room=reason is not Reason.SUPERSEDED)
+        return [decided, *self._held.step(engine, life, asked, now)]
+
+    def _renew(self, engine: Engine, now: float) -> list[ev.Effect]:
+        at, facts, limits = self._held.instant(engine, now), engine.facts, self._held.limits
+        due = [
+            life
+            for _, life in _held(engine)
+            if engine.renewals.due(life, at, facts, limits) and self._policy.keeps(self._kept(engine, life, at))
+        ]
+        effects: list[ev.Effect] = []
+        for start in range(0, len(due), MAX_PER_MESSAGE):
+            ids = tuple(life.block_set.set_id for life in due[start : start + MAX_PER_MESSAGE])
+            effects.append(ev.SendRenewal(facts.engine_id, ids))
+        for life in due:
+            engine.renewals.sent(life, at)
+            set_id = life.block_set.set_id
+            reason = Reason.UNCONFIRMED if engine.renewals.in_vain(set_id) else Reason.RENEWED
+            effects.append(ev.Decided(facts.engine_id, set_id, reason))
+        return effects
+
+    def _kept(self, engine: Engine, life: Life, at: Instant) -> Kept:
+        held = life.block_set
+        return Kept(
+            set_id=held.set_id,
+            crowd=self._held.conversations.crowd_of(SetName(engine.facts.engine_id, held.set_id), held.scope),
+            token_count=held.token_count,
+            block_count=max(1, engine.budget.alone(held.set_id)),
+            age_s=_age_s(life, at),
+        )
+
+
+def _age_s(life: Life, at: Instant) -> float:
+    """Returns the time since a set's turn ended, at the most; 0 while the engine's clock is unknown."""
+    return max(0.0, at.latest - life.block_set.ended_at) if math.isfinite(at.latest) else 0.0
+
+
+def _held(engine: Engine) -> Iterator[tuple[str, Life]]:
+    return ((set_id, life) for set_id, life in engine.lives.items() if life.state is State.HELD)
