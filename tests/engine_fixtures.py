@@ -193,11 +193,13 @@ def _running(folder: Path, kind: _Kind, *, agents: bool) -> Iterator[Engines]:
                 http_port=ports.take(),
                 side_channel_port=ports.take(),
                 agent_socket=agent.path if agent is not None else None,
+                kv_events_port=ports.take(),
             )
             engine = engines[name] = Engine(
                 f"http://{HOST}:{place.http_port}",
                 supervisor.start(kind.spec(place)),
                 side_channel_port=place.side_channel_port,
+                kv_events_port=place.kv_events_port or 0,
                 nixl=kind.nixl,
                 ttl_s=kind.ttl_s,
                 lease_s=kind.lease_s,

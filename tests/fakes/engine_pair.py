@@ -60,6 +60,7 @@ class Engine:
         process: Process,
         *,
         side_channel_port: int,
+        kv_events_port: int,
         nixl: NixlApi,
         ttl_s: float,
         lease_s: float,
@@ -72,6 +73,7 @@ class Engine:
         self.lease_s = lease_s
         self.agent: AgentPeer
         """Absent where the engine runs without Backhaul's connector."""
+        self.kv_events_port = kv_events_port
         self.http = httpx2.Client(base_url=url, timeout=timeout_s, trust_env=False)
         self._side_channel_port = side_channel_port
         self._nixl_api = nixl
