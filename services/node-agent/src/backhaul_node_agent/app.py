@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -30,6 +31,9 @@ from backhaul_node_agent.core.node import (
     side_channel_problem,
 )
 from backhaul_node_agent.core.owner import Owner
+from backhaul_node_agent.core.retention import renewing
+from backhaul_node_agent.core.retention.gaps import Gaps
+from backhaul_node_agent.core.retention.policy import Benefit, Lru, Policy
 from backhaul_node_agent.engine_probe import EngineProbe, SideChannel
 from backhaul_node_agent.engine_requests import EngineRequests
 from backhaul_node_agent.harvest import Harvest
@@ -48,6 +52,7 @@ _CONNECTOR_S = 3.0
 _TICK_S = 0.2
 _GRACE_S = 1.0
 _DRAIN_POLL_S = 0.02
+_POLICIES: dict[str, Callable[[Gaps], Policy]] = {"lru": lambda _: Lru(), "benefit": Benefit}
 
 
 class App:
@@ -62,9 +67,13 @@ class App:
         self._server_facts: ServerFacts | None = None
         self._side_channels: dict[int, SideChannelFacts] = {}
         self._limits = Limits(
-            claim_ttl_s=config.claim_ttl_s, margin_s=config.margin_s, retained_share=config.retained_share
+            claim_ttl_s=config.claim_ttl_s,
+            margin_s=config.margin_s,
+            retained_share=config.retained_share,
+            pressure_mark=config.pressure_mark,
+            max_retention_s=config.max_retention_s,
         )
-        self._owner = Owner(session=self._session, limits=self._limits)
+        self._owner = Owner(session=self._session, limits=self._limits, policy=_POLICIES[config.retention_policy])
         self._warned: set[str] = set()
         self._left_out_count = 0
         self._ready: Readiness | None = None
@@ -242,7 +251,7 @@ class App:
             _log.warning("models or engines have no room in the node's record", left_out=record.left_out_count)
             self._left_out_count = record.left_out_count
         for facts in engines:
-            self._warn_unreachable(facts)
+            self._warn(facts)
         self._node_session.update(
             convert.node(
                 record,
@@ -254,11 +263,14 @@ class App:
             )
         )
 
-    def _warn_unreachable(self, facts: EngineFacts) -> None:
-        problem = side_channel_problem(facts.side_channel_host, self._advertised_host)
-        if problem and facts.engine_id not in self._warned:
+    def _warn(self, facts: EngineFacts) -> None:
+        if facts.engine_id in self._warned:
+            return
+        self._warned.add(facts.engine_id)
+        if problem := side_channel_problem(facts.side_channel_host, self._advertised_host):
             _log.warning("side channel not reachable from elsewhere", engine=facts.engine_id, problem=problem)
-            self._warned.add(facts.engine_id)
+        if self._config.role == "decode" and (problem := renewing.problem(facts, self._limits)):
+            _log.warning("block sets cannot be kept", engine=facts.engine_id, problem=problem)
 
     def _address_of(self, engine_id: str) -> EngineAddress | None:
         # The engine's own host name is how its peers reach it; beside it, the configured one does.

@@ -48,7 +48,14 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
     margin_s: float = Field(default=2.0, ge=0.5, le=30.0)
     """What is kept between a claim's deadline and the engine's, and between a lapse and what follows it."""
     retained_share: float = Field(default=0.5, gt=0.0, le=1.0)
-    """Share of the engine's blocks that finished turns may hold; beyond it the oldest are released. Needs nixl."""
+    """Share of the engine's blocks that finished turns may hold. Needs nixl, as do all of retention's settings."""
+    pressure_mark: float = Field(default=0.9, gt=0.0, le=1.0)
+    """Share of the engine's blocks that finished turns, running and waiting requests may fill together: beyond it
+    finished turns give way. At least retained_share."""
+    retention_policy: Literal["lru", "benefit"] = "benefit"
+    """Which turns give way first: those that ended first, or those that save least prefill for the memory they hold."""
+    max_retention_s: float = Field(default=1800.0, ge=1.0, le=86_400.0)
+    """How long a finished turn is kept at most, however short the engine's own time is; at least claim_ttl_s."""
     kv_events: str = ""
     """Where the server's first engine publishes KV events, as this agent reaches it: tcp://host:port; rank n does so n
     ports higher. With it, turns whose blocks are retained no more get a second chance while the engine still caches
@@ -101,6 +108,10 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
             raise ValueError("node_id must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -")
         if self.lease_margin_s > self.lease_ttl_s / 3:
             raise ValueError("lease_margin_s must be at most a third of lease_ttl_s")
+        if self.retained_share > self.pressure_mark:
+            raise ValueError("retained_share must be at most pressure_mark: finished turns would give way at once")
+        if self.max_retention_s < self.claim_ttl_s:
+            raise ValueError("max_retention_s must be at least claim_ttl_s: a turn could not be read in time")
         return self
 
     @property
