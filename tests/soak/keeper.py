@@ -6,6 +6,8 @@ from backhaul_local.stack import Stack
 
 _LOOK_EVERY_S = 1.0
 
+_LAST_LINES = 200
+"""Long enough for a panic of etcd with its stack."""
 CANCELLED_READ = " (cancelled read)"
 _PANIC = "panic: unexpected error during txn"
 """Last words of an etcd before 3.5.5 whose connection broke while it read (etcd-io/etcd#14110)."""
@@ -25,7 +27,7 @@ class Keeper:
         while True:
             async with self._lock:
                 for name in filter(self._died, self._stack.process_names):
-                    known = name.startswith("etcd") and _PANIC in self._stack.process(name).log_tail()
+                    known = name.startswith("etcd") and _PANIC in self._stack.process(name).log_tail(_LAST_LINES)
                     self.deaths.append(f"{name}{CANCELLED_READ}" if known else name)
                     await asyncio.to_thread(self._stack.restart, name, wait=False)
             await asyncio.sleep(_LOOK_EVERY_S)
