@@ -5,6 +5,7 @@ What may be asked for, and when: see `core.second_chance`.
 """
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from backhaul_node_agent.core.granting import Grant
 from backhaul_node_agent.core.life import Limits
 from backhaul_node_agent.core.node import ServerFacts
 from backhaul_node_agent.core.second_chance import Backoff, CachedPointers
-from backhaul_node_agent.engine_requests import EngineRequests, Kept
+from backhaul_node_agent.engine_requests import Kept
 
 _log = structlog.get_logger(__name__)
 
@@ -39,9 +40,6 @@ MARGIN_S = 5.0
 """How much earlier than the engine's lease a handle ends. vLLM starts no read in the last 5 s before its deadline
 (nixl/pull_worker.py, `_KV_BLOCKS_EXPIRY_SAFETY_MARGIN`): a prefill engine without Backhaul's connector, which has no
 fence for reads that end late, so has ten seconds for a read."""
-
-MOST_AGE_S = 1800.0
-"""How long a cached pointer is believed."""
 
 _LEAST_S = 0.05
 """With less time left the engine is not asked: it could not answer."""
@@ -101,6 +99,14 @@ class Events(Protocol):
     def connected(self, rank: int) -> bool: ...
 
 
+class Requests(Protocol):
+    """Requests to the engines."""
+
+    async def keep(
+        self, *, model: str, token_ids: Sequence[int], salt: str, rank: int | None, left_over: Callable[[Kept], None]
+    ) -> Kept: ...
+
+
 class Pointers(Protocol):
     """Pointers in the registry."""
 
@@ -132,7 +138,7 @@ class Harvest:
         *,
         owner: Owner,
         events: Events | None,
-        requests: EngineRequests,
+        requests: Requests,
         pointers: Pointers,
         release: Callable[[ev.SendRelease], None],
         server: Callable[[], ServerFacts | None],
@@ -140,12 +146,8 @@ class Harvest:
         limits: Limits,
         weights_digest: str,
         engine_lease_s: float,
-        most_age_s: float = MOST_AGE_S,
     ) -> None:
-        """`weights_digest` and `engine_lease_s` count for engines whose connector does not say better.
-
-        Cached pointers go once they are older than `most_age_s`.
-        """
+        """`weights_digest` and `engine_lease_s` count for engines whose connector does not say better."""
         self._owner = owner
         self._events = events
         self._requests = requests
@@ -156,7 +158,6 @@ class Harvest:
         self._limits = limits
         self._weights_digest = weights_digest
         self._engine_lease_s = engine_lease_s
-        self._most_age_s = most_age_s
         self._by_rank: dict[int, _Engine] = {}
         self._handles: OrderedDict[tuple[str, str], float] = OrderedDict()
 
@@ -212,7 +213,8 @@ class Harvest:
         """Drops what has grown old, and everything while the node drains. Called several times a second."""
         now = self._clock.monotonic()
         for engine in self._by_rank.values():
-            gone = engine.pointers.clear() if self._owner.draining else engine.pointers.aged(now - self._most_age_s)
+            born_before = math.inf if self._owner.draining else now - self._limits.max_retention_s
+            gone = engine.pointers.aged(born_before)
             self._remove(engine, gone)
         while self._handles and next(iter(self._handles.values())) < now:
             self._handles.popitem(last=False)
@@ -339,7 +341,7 @@ class Harvest:
         now, clock = self._clock.monotonic(), self._clock_of(engine)
         if not self._owner.lease_valid(now) or self._owner.draining:
             raise FailedPreconditionError("LEASE_INVALID", "this agent's lease is not valid any more")
-        kept_until = clock.earliest(sent) + self._engine_lease_s if kept.expiry is None else kept.expiry
+        kept_until = clock.earliest(sent) + self._lease_s_of(engine) if kept.expiry is None else kept.expiry
         deadline = min(kept_until - MARGIN_S, clock.earliest(now) + self._limits.claim_ttl_s)
         ttl_s = deadline - clock.latest(now)
         if not clock.trusted or ttl_s < self._limits.least_left_s:
@@ -377,6 +379,10 @@ class Harvest:
     def _weights_of(self, engine_id: str) -> str:
         facts = self._facts(engine_id)
         return facts.weights_digest if facts is not None else self._weights_digest
+
+    def _lease_s_of(self, engine: _Engine) -> float:
+        facts = self._facts(engine.engine_id)
+        return facts.lease_s if facts is not None else self._engine_lease_s
 
     def _clock_of(self, engine: _Engine) -> EngineClock:
         """The connector's pings say it better than the side channel, where there is a connector."""

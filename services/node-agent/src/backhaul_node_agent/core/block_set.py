@@ -23,7 +23,6 @@ class BlockSet:
     anchors: bytes
     cached: bool = False
     """Whether nothing is retained any more: what the pointer to it leads to is merely likely (`second_chance`)."""
-
     block_ids: tuple["array[int]", ...] = ()
     """The blocks, by cache group."""
     ended_at: float = 0.0

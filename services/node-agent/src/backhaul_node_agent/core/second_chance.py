@@ -8,13 +8,12 @@ compute is known by the label that its events repeat. Both are guesses: they gro
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from backhaul_connector import wire
-from backhaul_connector.anchors import DIGEST_SIZE
 from backhaul_node_agent.core.block_set import BlockSet
 from backhaul_node_agent.core.bounds import MAX_SET_ID_BYTES
+from backhaul_node_agent.core.retention.conversations import covers
 
 PREFIX = "cached-"
 """Begins the set ids of cached pointers."""
@@ -41,7 +40,9 @@ def enough(cached_count: int, pointer_count: int) -> bool:
 def cached_pointer(held: BlockSet) -> BlockSet | None:
     """Returns the pointer to what is left of a set; None when its name has no room for it."""
     set_id = PREFIX + held.set_id
-    return replace(held, set_id=set_id, cached=True) if len(set_id.encode()) <= MAX_SET_ID_BYTES else None
+    if len(set_id.encode()) > MAX_SET_ID_BYTES:
+        return None
+    return replace(held, set_id=set_id, params={}, block_ids=(), cached=True)
 
 
 def labelled_pointer(label: str) -> BlockSet | None:
@@ -109,21 +110,12 @@ class CachedPointers:
 
     def superseded(self, newer: BlockSet) -> list[BlockSet]:
         """Forgets and returns those that a set which the engine retains now stands in for."""
-        near = {set_id for key in newer.keys for set_id in self._by_key.get((newer.scope, key), ())}
-        gone = [self._known[set_id][0] for set_id in near if _covers(newer, self._known[set_id][0])]
+        keys = (*newer.keys, *newer.continues)
+        near = {set_id for key in keys for set_id in self._by_key.get((newer.scope, key), ())}
+        gone = [self._known[set_id][0] for set_id in near if _stands_in(newer, self._known[set_id][0])]
         for pointer in gone:
             self.drop(pointer.set_id)
         return gone
-
-    def clear(self) -> list[BlockSet]:
-        """Forgets and returns all."""
-        gone = list(self)
-        self._known.clear()
-        self._by_key.clear()
-        return gone
-
-    def __iter__(self) -> Iterator[BlockSet]:
-        return (pointer for pointer, _ in self._known.values())
 
     def _drop_oldest(self) -> BlockSet:
         oldest = self.drop(next(iter(self._known)))
@@ -131,24 +123,9 @@ class CachedPointers:
         return oldest
 
 
-def _covers(newer: BlockSet, older: BlockSet) -> bool:
-    """Tells whether a turn that would find the older one finds the newer one, which holds as much and more.
-
-    A title request or another branch under the same key is no successor: its tokens are others.
-    """
-    if newer.scope != older.scope or not set(newer.keys).issuperset(older.keys):
-        return False
-    if not older.anchors:
-        return True
-    if newer.identity != older.identity or newer.stride != older.stride or newer.token_count < older.token_count:
-        return False
-    points = range(max(newer.spacing, older.spacing), older.token_count + 1, max(newer.spacing, older.spacing))
-    return bool(points) and all(_anchor(newer, point) == _anchor(older, point) for point in points)
-
-
-def _anchor(held: BlockSet, point: int) -> bytes:
-    index = point // held.spacing - 1
-    return held.anchors[index * DIGEST_SIZE : (index + 1) * DIGEST_SIZE]
+def _stands_in(newer: BlockSet, older: BlockSet) -> bool:
+    """Tells whether a set stands in for a pointer under one of its keys: by proof, else by the keys."""
+    return covers(newer, older) if older.anchors else set(newer.keys).issuperset(older.keys)
 
 
 @dataclass(slots=True)
