@@ -9,7 +9,7 @@ from backhaul_node_agent.core.life import Limits
 from backhaul_node_agent.core.owner import Owner
 from tests.model.etcd import LEASE_TTL_S, Etcd
 
-LIMITS = Limits(claim_ttl_s=30.0, margin_s=2.0)
+LIMITS = Limits(claim_ttl_s=30.0, margin_s=2.0, max_retention_s=240.0)
 LEASE_MARGIN_S = 0.5
 _RETRY_S = 1.0
 

@@ -17,6 +17,7 @@ IDENTITY = identity_of(weights_digest=WEIGHTS, adapter="", cache_salt="", scope=
 HEARTBEAT_S = 120.0
 """A renewal moves a deadline to now + this, if that is later (two thirds of `kv_lease_duration`)."""
 MAX_QUEUED = 3
+BLOCK_COUNT = 10_000
 
 _SOMEBODY_ELSES = (-1,) * BLOCK_SIZE
 
@@ -43,6 +44,10 @@ class DecodeEngine:
         """Request id to deadline: labelled turns, and hand-offs that are none of ours."""
         self.turns: dict[str, list[int]] = {}
         """Tokens of all labelled turns that were ever retained."""
+        self.ended_at: dict[str, float] = {}
+        """When they ended, by the engine's clock."""
+        self.free_count = BLOCK_COUNT
+        """Blocks that running requests leave."""
         self._memory: dict[int, tuple[int, ...]] = {}
         self._blocks: dict[str, list[int]] = {}
         self._fresh: dict[str, float] = {}
@@ -76,6 +81,7 @@ class DecodeEngine:
         report = turn.close(params, tokens, deadline, now=shown)
         assert report is not None
         self.turns[set_id] = tokens
+        self.ended_at[set_id] = shown
         self.ledger.retained(report)
 
     def retain_foreign(self, request_id: str, deadline: float) -> None:
@@ -109,6 +115,7 @@ class DecodeEngine:
         self._watcher.stepped(shown, shown, self._fresh)
         self._fresh = {}
         self.ledger.deadlines(self._confirmed.update({0: self._watcher.changed(self.leases, shown)}))
+        self.ledger.memory(wire.Memory(free_count=self.free_count, waiting_count=0))
 
     def _retain(self, request_id: str, tokens: list[int], deadline: float) -> None:
         content = kv_of(tokens)

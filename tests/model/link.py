@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from backhaul_connector import wire
 from backhaul_node_agent import convert
 from backhaul_node_agent.core import events as ev
-from tests.model.engine import BLOCK_SIZE, WEIGHTS, DecodeEngine
+from tests.model.engine import BLOCK_COUNT, BLOCK_SIZE, WEIGHTS, DecodeEngine
 
 if TYPE_CHECKING:
     from tests.model.agent import AgentProcess
@@ -102,6 +102,8 @@ class Link:
                 return ev.ReplayFinished(number, engine_id)
             case wire.Freed(set_ids=set_ids):
                 return ev.SetsFreed(number, engine_id, set_ids)
+            case wire.Memory(free_count=free, waiting_count=waiting):
+                return ev.MemorySeen(number, engine_id, free, waiting)
             case wire.Deadlines(deadlines=deadlines):
                 return ev.DeadlinesConfirmed(number, engine_id, deadlines)
             case _:
@@ -116,7 +118,7 @@ class Link:
             vllm_version="0.32.0",
             weights_digest=WEIGHTS,
             block_size=BLOCK_SIZE,
-            block_count=1000,
+            block_count=BLOCK_COUNT,
             tp_size=1,
             ttl_s=300.0,
             lease_s=180.0,

@@ -31,6 +31,7 @@ FAULTS = (
     "engines restart",
     "etcd goes back",
     "handles come twice",
+    "memory is short",
     "notes vanish",
     "notifications are lost",
     "operators interfere",
@@ -69,6 +70,7 @@ _FATES = {
 _USUAL = ("answered",) * 3
 _MAX_RETAINED = 3
 _COUNTS = st.sampled_from([71, 131, 201])
+_EDITED_AT = 60
 _MAX_REMEMBERED = 6
 _ANOTHERS = b"another tenant's"
 
@@ -127,11 +129,16 @@ class ClaimsMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.world.passes(seconds)
 
-    @rule(conversation=st.integers(0, 2), ttl_s=st.sampled_from([9.0, 20.0, 45.0, 300.0, 300.0]), count=_COUNTS)
-    def a_turn_ends(self, conversation: int, ttl_s: float, count: int) -> None:
+    @rule(
+        conversation=st.integers(0, 2),
+        ttl_s=st.sampled_from([9.0, 20.0, 45.0, 300.0, 300.0]),
+        count=_COUNTS,
+        edited=st.sampled_from([False, False, False, True]),
+    )
+    def a_turn_ends(self, conversation: int, ttl_s: float, count: int, edited: bool = False) -> None:
         world = self.world
         if len(world.engine.labelled) < _MAX_RETAINED:
-            tokens = [conversation * 1000 + at for at in range(count)]
+            tokens = [conversation * 1000 + at + 500 * (edited and at > _EDITED_AT) for at in range(count)]
             deadline = world.engine.clock.at(world.now) + ttl_s
             world.engine.finish_turn(f"set-{next(world.ids)}", tokens, f"key-{conversation}", deadline, world.now)
             world.engine.retain_foreign(f"foreign-{next(world.ids)}", deadline)
@@ -253,6 +260,12 @@ class ClaimsMachine(RuleBasedStateMachine):
         holder = self.world.etcd.state.holder
         if holder is not None:
             self.world.etcd.end_lease(holder[1])
+
+    @in_case("memory is short")
+    @rule(free=st.sampled_from([0, 990, 996]))
+    def running_requests_fill_the_engine(self, free: int) -> None:
+        self.world.engine.free_count = free
+        self.world.passes(0.1)
 
     @in_case("notifications are lost")
     @rule(lost=st.booleans(), delay_s=st.sampled_from([0.0, 1.5]))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from backhaul_connector.anchors import MIN_STRIDE as STRIDE
 from backhaul_node_agent.core.granting import Grant
 from tests.model.agent import LIMITS, AgentProcess
 from tests.model.engine import DecodeEngine, kv_of
@@ -59,6 +60,20 @@ class Truth:
         """Judges a release when it is sent."""
         self.addressed(set_id)
         assert not self.usable(set_id, self._engine.clock.at(now)), "released under a claim"
+
+    def superseded(self, set_id: str) -> None:
+        """Judges that nobody needs a set because a newer one covers it: another one must begin with what it holds."""
+        older = self._engine.turns[set_id][:-1]
+        sure = older[: len(older) // STRIDE * STRIDE]
+        others = [turn for name, turn in self._engine.turns.items() if name != set_id]
+        assert sure, "too short to be sure of anything"
+        assert any(turn[: len(sure)] == sure for turn in others), "superseded by another history"
+
+    def renewed(self, set_id: str, now: float) -> None:
+        """Judges a renewal when it is sent."""
+        self.addressed(set_id)
+        age_s = self._engine.clock.at(now) - self._engine.ended_at[set_id]
+        assert age_s <= LIMITS.max_retention_s + 1.0, "renewed for ever"
 
     def addressed(self, set_id: str) -> None:
         """Judges whatever is sent to an engine about a set."""

@@ -14,7 +14,7 @@ from backhaul_node_agent.core.granting import ClaimRequest, Refusal
 from backhaul_node_agent.core.life import State
 from tests.model.agent import AgentProcess, note_of
 from tests.model.clocks import Clock, RemoteClocks
-from tests.model.engine import DecodeEngine
+from tests.model.engine import BLOCK_COUNT, DecodeEngine
 from tests.model.etcd import Etcd, pointers_of
 from tests.model.link import Link
 from tests.model.prefill import Pace, PrefillEngine, Read
@@ -184,6 +184,10 @@ class World:
                 for set_id in effect.set_ids:
                     self.truth.addressed(set_id)
                 self._notify(effect)
+            case ev.Decided(reason=ev.Reason.SUPERSEDED) if effect.engine_id == self.engine.engine_id:
+                self.truth.superseded(effect.set_id)
+            case ev.Decided(reason=ev.Reason.RENEWED) if effect.engine_id == self.engine.engine_id:
+                self.truth.renewed(effect.set_id, self.now)
             case _:
                 pass
 
@@ -277,6 +281,7 @@ class World:
                 self.agents[slot] = self.new_agent()
                 self.agents[slot].reachable = False
         self.link.stalled_until = 0.0
+        self.engine.free_count = BLOCK_COUNT
         for given in self.truth.given:
             # Routers have gone: what they have not sent is never sent.
             given.usable = given.usable and given.sent
