@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(180)
 BLOCK = 32
 STORED = {
     "type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name",
-    "extra_keys", "group_idx", "session_id",
+    "extra_keys", "group_idx", "kv_cache_spec_kind", "session_id",
 }  # fmt: skip
 REMOVED = {"type", "block_hashes", "medium", "group_idx"}
 
@@ -125,7 +125,7 @@ def test_blocks_are_told_with_tokens_hashes_salt_and_session(stock: Pair, subscr
     history = [*prompt, *leg.tokens]
     first, second = subscriber.receive("BlockStored", count=2)
     assert first.keys() == second.keys() == STORED
-    assert [type(block) for block in first["block_hashes"]] == [bytes] * 3
+    assert [type(block) for block in first["block_hashes"]] == [int] * 3
     assert first["token_ids"] == history[: 3 * BLOCK]
     assert second["token_ids"] == history[3 * BLOCK : 4 * BLOCK]
     assert (first["parent_block_hash"], second["parent_block_hash"]) == (None, first["block_hashes"][-1])
@@ -133,6 +133,7 @@ def test_blocks_are_told_with_tokens_hashes_salt_and_session(stock: Pair, subscr
     for event in (first, second):
         same = (event["block_size"], event["medium"], event["group_idx"], event["session_id"])
         assert same == (BLOCK, "GPU", 0, "backhaul:scope:key")
+        assert event["kv_cache_spec_kind"] == "full_attention"
         assert event["lora_id"] is event["lora_name"] is None
 
 

@@ -143,12 +143,13 @@ def test_blocks_of_another_kind_are_never_found(change: Stored) -> None:
     assert [cached.count(PROMPT, salt) for salt in ("", "salt", "poet")] == [0, 0, 0]
 
 
-def test_an_engine_with_several_cache_groups_is_not_counted_on() -> None:
+@pytest.mark.parametrize("other", [{"group": 1}, {"kind": "sliding_window"}, {"kind": "mamba"}], ids=repr)
+def test_an_engine_that_does_not_cache_prefixes_as_such_is_not_counted_on(other: dict[str, object]) -> None:
     cached = Cached()
-    cached.apply(0, [stored()])
+    cached.apply(0, [stored(kind="full_attention")])
     assert cached.count(PROMPT) == 4
-    cached.apply(1, [stored(group=1, hashes=[b"3", b"4"])])
-    assert cached.several_groups
+    cached.apply(1, [stored(hashes=[b"3", b"4"], **other)])
+    assert not cached.countable
     assert cached.count(PROMPT) == 0
 
 

@@ -11,6 +11,8 @@ import zmq
 
 _HIGH_WATER_MARK = 100_000
 MEDIUM_GPU = "GPU"
+FULL_ATTENTION = "full_attention"
+"""The kind of the one cache group (`KVCacheSpecKind`)."""
 
 
 class KVCacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
@@ -20,8 +22,8 @@ class KVCacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 class BlockStored(KVCacheEvent):
     """Blocks in a row, known to the prefix cache from now on."""
 
-    block_hashes: list[bytes]
-    parent_block_hash: bytes | None
+    block_hashes: list[int]
+    parent_block_hash: int | None
     token_ids: list[int]
     block_size: int
     lora_id: int | None
@@ -39,7 +41,7 @@ class BlockStored(KVCacheEvent):
 class BlockRemoved(KVCacheEvent):
     """Blocks that the prefix cache has forgotten."""
 
-    block_hashes: list[bytes]
+    block_hashes: list[int]
     medium: str | None
     group_idx: int | None = None
     locality: str | None = None
@@ -56,6 +58,11 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
     data_parallel_rank: int | None = None
+
+
+def name_of(block_hash: bytes) -> int:
+    """Returns the end of a hash as a number (``maybe_convert_block_hash``; vLLM's default)."""
+    return int.from_bytes(block_hash[-8:], "big")
 
 
 class KVEventPublisher:

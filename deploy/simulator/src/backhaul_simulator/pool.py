@@ -7,7 +7,7 @@ the end of the free queue, any other one its head; what is in a freed block stay
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from backhaul_simulator.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored
+from backhaul_simulator.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, name_of
 from backhaul_simulator.model import KV_BYTES
 
 
@@ -118,7 +118,7 @@ class BlockPool:
             return
         self.hashes[block_id] = None
         if self.events is not None:
-            self.events.append(BlockRemoved([block_hash], MEDIUM_GPU, group_idx=0))
+            self.events.append(BlockRemoved([name_of(block_hash)], MEDIUM_GPU, group_idx=0))
         same = self._cached[block_hash]
         same.remove(block_id)
         if not same:

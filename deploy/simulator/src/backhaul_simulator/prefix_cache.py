@@ -1,7 +1,7 @@
 """What a request finds in the prefix cache, and what it leaves there (``v1/core/kv_cache_manager.py``)."""
 
 from backhaul_simulator.engine_request import EngineRequest
-from backhaul_simulator.kv_events import MEDIUM_GPU, BlockStored
+from backhaul_simulator.kv_events import FULL_ATTENTION, MEDIUM_GPU, BlockStored, name_of
 from backhaul_simulator.pool import BlockPool
 
 
@@ -81,8 +81,8 @@ class BlockManager:
         salted = (request.cache_salt,) if request.cache_salt else None
         self._pool.events.append(
             BlockStored(
-                block_hashes=known[first:full],
-                parent_block_hash=known[first - 1] if first else None,
+                block_hashes=[name_of(block_hash) for block_hash in known[first:full]],
+                parent_block_hash=name_of(known[first - 1]) if first else None,
                 token_ids=request.all_token_ids[first * self._size : full * self._size],
                 block_size=self._size,
                 lora_id=None,
@@ -90,6 +90,7 @@ class BlockManager:
                 lora_name=None,
                 extra_keys=[salted if index == 0 else None for index in range(first, full)],
                 group_idx=0,
+                kv_cache_spec_kind=FULL_ATTENTION,
                 session_id=request.asked.session_id,
             )
         )

@@ -228,7 +228,7 @@ class Harvest:
             engine is not None
             and self._events is not None
             and self._events.connected(engine.rank)
-            and not engine.cached.several_groups
+            and engine.cached.countable
             and bool(self._weights_of(engine_id))
             and self._clock_of(engine).trusted
         )

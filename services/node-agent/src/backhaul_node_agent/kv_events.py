@@ -1,8 +1,8 @@
 """Follows the KV events of the engines beside this agent: a ZMQ subscription per data-parallel rank.
 
 vLLM publishes ``(topic, sequence, batch)`` (vllm/distributed/kv_events.py, ``ZmqEventPublisher``); rank n's port lies n
-above the first. The socket connects and reconnects by itself. What was missed meanwhile shows as a gap in the sequence,
-which `Cached` takes for a new beginning; so is whatever cannot be read.
+above the first. What was missed between two connections shows as a gap in the sequence, which `Cached` takes for a new
+beginning; so is whatever cannot be read.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from backhaul_common.addresses import join_address
+from backhaul_common.clock import Clock
 from backhaul_node_agent.core.cached import BlockHash, Change, Cleared, Removed, Stored
 
 _log = structlog.get_logger(__name__)
@@ -25,6 +26,14 @@ _MAX_BYTES = 64 * 1024 * 1024
 _MAX_QUEUED = 10_000
 """Batches that may wait here. Beyond, ZMQ drops some, which shows as a gap."""
 _RECONNECT_MS, _MOST_RECONNECT_MS = 100, 2_000
+_PAUSE_S = 0.5
+"""Between a connection that ended and the next one. ZMQ by itself never connects again after what it cannot read."""
+_ENDS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 _PING_MS, _SILENCE_MS = 2_000, 10_000
 """ZMQ's own heartbeats: a peer that vanished without a word is noticed."""
 
@@ -50,6 +59,7 @@ class _BlockStored(msgspec.Struct, tag="BlockStored"):
     medium: str | None = None
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
     session_id: str | None = None
 
 
@@ -103,6 +113,7 @@ def _change(event: _BlockStored | _BlockRemoved | _AllBlocksCleared) -> Change:
                 adapter=event.lora_name,
                 medium=event.medium,
                 group=event.group_idx,
+                kind=event.kv_cache_spec_kind,
                 session=event.session_id,
             )
         case _BlockRemoved():
@@ -114,8 +125,9 @@ def _change(event: _BlockStored | _BlockRemoved | _AllBlocksCleared) -> Change:
 class KvEvents:
     """The events of all ranks that are known."""
 
-    def __init__(self, context: zmq.asyncio.Context, address: tuple[str, int]) -> None:
+    def __init__(self, context: zmq.asyncio.Context, address: tuple[str, int], clock: Clock) -> None:
         """`address` is host and port of rank 0's events."""
+        self._clock = clock
         self._context = context
         self._host, self._port = address
         # Holds no more than there are ranks.
@@ -141,31 +153,54 @@ class KvEvents:
                 group.create_task(self._follow(await self._wanted.get(), hear, lose))
 
     async def _follow(self, rank: int, hear: Hear, lose: Lose) -> None:
-        with self._context.socket(zmq.SUB) as socket:
-            for option, value in (
-                (zmq.LINGER, 0),
-                (zmq.IPV6, 1),
-                (zmq.RCVHWM, _MAX_QUEUED),
-                (zmq.MAXMSGSIZE, _MAX_BYTES),
-                (zmq.RECONNECT_IVL, _RECONNECT_MS),
-                (zmq.RECONNECT_IVL_MAX, _MOST_RECONNECT_MS),
-                (zmq.HEARTBEAT_IVL, _PING_MS),
-                (zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS),
-            ):
-                socket.setsockopt(option, value)
-            socket.subscribe(b"")
-            monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-            watching = asyncio.create_task(self._watch(rank, monitor))
-            try:
-                socket.connect(f"tcp://{join_address(self._host, self._port + rank)}")
-                while True:
-                    self._take(rank, await socket.recv_multipart(), hear, lose)
-                    # What has arrived already is received without a pause.
-                    await asyncio.sleep(0)
-            finally:
-                watching.cancel()
-                socket.disable_monitor()
-                self._connected.discard(rank)
+        while True:
+            with self._socket() as socket:
+                try:
+                    await self._attend(rank, socket, hear, lose)
+                except zmq.ZMQError as error:
+                    _log.warning("KV events cannot be followed", rank=rank, error=str(error))
+                finally:
+                    self._connected.discard(rank)
+            await self._clock.sleep(_PAUSE_S)
+
+    def _socket(self) -> zmq.asyncio.Socket:
+        socket = self._context.socket(zmq.SUB)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.IPV6, 1),
+            (zmq.RCVHWM, _MAX_QUEUED),
+            (zmq.MAXMSGSIZE, _MAX_BYTES),
+            (zmq.RECONNECT_IVL, _RECONNECT_MS),
+            (zmq.RECONNECT_IVL_MAX, _MOST_RECONNECT_MS),
+            (zmq.HEARTBEAT_IVL, _PING_MS),
+            (zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS),
+        ):
+            socket.setsockopt(option, value)
+        socket.subscribe(b"")
+        return socket
+
+    async def _attend(self, rank: int, socket: zmq.asyncio.Socket, hear: Hear, lose: Lose) -> None:
+        """Hears one publisher until its connection ends."""
+        monitor = socket.get_monitor_socket(_ENDS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        receiving = asyncio.create_task(self._receive(rank, socket, hear, lose))
+        watching = asyncio.create_task(self._watch(rank, monitor))
+        try:
+            socket.connect(f"tcp://{join_address(self._host, self._port + rank)}")
+            done, _ = await asyncio.wait([receiving, watching], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            receiving.cancel()
+            watching.cancel()
+            await asyncio.wait([receiving, watching])
+            socket.disable_monitor()
+            monitor.close(linger=0)
+
+    async def _receive(self, rank: int, socket: zmq.asyncio.Socket, hear: Hear, lose: Lose) -> None:
+        while True:
+            self._take(rank, await socket.recv_multipart(), hear, lose)
+            # What has arrived already is received without a pause.
+            await asyncio.sleep(0)
 
     def _take(self, rank: int, parts: Sequence[bytes], hear: Hear, lose: Lose) -> None:
         try:
@@ -179,10 +214,8 @@ class KvEvents:
         hear(rank, sequence, changes)
 
     async def _watch(self, rank: int, monitor: zmq.asyncio.Socket) -> None:
-        """Keeps note of whether the publisher is there. The connection's end loses nothing by itself."""
-        while True:
-            message = await recv_monitor_message(monitor)
-            there = message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            if there != (rank in self._connected):
-                _log.info("KV events", rank=rank, port=self._port + rank, connected=there)
-            (self._connected.add if there else self._connected.discard)(rank)
+        """Keeps note of whether the publisher is there; returns when it is no more."""
+        while (await recv_monitor_message(monitor))["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._connected.add(rank)
+            _log.info("KV events", rank=rank, port=self._port + rank, connected=True)
+        _log.info("KV events", rank=rank, port=self._port + rank, connected=False)

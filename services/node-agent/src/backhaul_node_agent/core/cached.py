@@ -18,6 +18,9 @@ MAX_BLOCKS = 262_144
 MEDIUM = "GPU"
 """Where blocks must be to be read; the engine says so on CPU too (vllm/v1/core/block_pool.py, ``medium``)."""
 
+_WHOLE = ("full_attention", "mla_attention")
+"""Kinds that need the blocks of a prefix and nothing else (vllm/v1/kv_cache_interface.py, `KVCacheSpecKind`)."""
+
 BlockHash = bytes | int
 """vLLM's names for blocks; numbers with ``VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES``."""
 
@@ -36,6 +39,8 @@ class Stored:
     adapter: str | None = None
     medium: str | None = MEDIUM
     group: int | None = 0
+    kind: str | None = None
+    """What is cached, by vLLM's name; None: not said."""
     session: str | None = None
     """The label that the request brought (``session_id``)."""
 
@@ -70,8 +75,9 @@ class Cached:
         self._more_copies: dict[BlockHash, int] = {}
         self.block_size = 0
         """Tokens per block; 0 until a block was stored."""
-        self.several_groups = False
-        """Whether the engine caches in several groups: a prefix is there only when all of them have their part."""
+        self.countable = True
+        """Whether a prefix is there when its blocks are: not with several cache groups, of which each has a part of it,
+        nor with windows and states, of which only the end is kept."""
 
     def __len__(self) -> int:
         return len(self._place_of)
@@ -97,7 +103,7 @@ class Cached:
         self._clear()
         self._next = 0
         self.block_size = 0
-        self.several_groups = False
+        self.countable = True
 
     def count(self, token_ids: Sequence[int], salt: str = "") -> int:
         """Returns how many leading tokens of a prompt the engine caches: whole blocks, and never the last token.
@@ -105,7 +111,7 @@ class Cached:
         The last token of a prompt is always computed: the next one comes from it (``get_computed_blocks``).
         """
         size = self.block_size
-        if not size or self.several_groups:
+        if not size or not self.countable:
             return 0
         parent: BlockHash | None = None
         end = 0
@@ -117,8 +123,8 @@ class Cached:
         return end
 
     def _store(self, stored: Stored) -> None:
-        if stored.group:
-            self.several_groups = True
+        if stored.group or stored.kind not in (None, *_WHOLE):
+            self.countable = False
         if stored.medium != MEDIUM or stored.group or stored.adapter is not None or not stored.hashes:
             return
         size = stored.block_size
