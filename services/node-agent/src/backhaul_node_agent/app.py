@@ -109,7 +109,7 @@ class App:
                 address_of=self._address_of,
                 open_agent=lambda: open_nixl(f"backhaul-{self._session[:12]}"),
             )
-            events = KvEvents(context, config.kv_events_address) if config.kv_events_address else None
+            events = KvEvents(context, config.kv_events_address, self._clock) if config.kv_events_address else None
             requests = EngineRequests(config.engine_url, api_key=_read_key(config.engine_key_file))
             self._harvest = Harvest(
                 owner=self._owner,
