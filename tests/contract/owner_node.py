@@ -126,6 +126,8 @@ async def agent_node(tmp_path: Path, *registries: str, **settings: Any) -> Async
                 "advertise": "127.0.0.1:7201",
                 "node_id": "node-1",
                 "connector_socket": str(tmp_path / "agent" / "connector.sock"),
+                # The fake engine shows no figures: drains last as long as they may.
+                "drain_s": 0.3,
             }
             config = Config(**{**defaults, **settings})
             app, stopping = App(config), asyncio.Event()

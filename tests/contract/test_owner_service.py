@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from backhaul.agent.v1 import agent_pb2
+from backhaul.registry.v1 import registry_pb2
 from backhaul_common.grpc_client import to_error
 from backhaul_connector import wire
 from backhaul_node_agent.core.engine_clock import SAMPLES_TO_TRUST
@@ -296,7 +297,7 @@ async def test_a_drained_node_says_so_grants_nothing_and_removes_its_pointers(no
         "set-1": agent_pb2.BLOCK_SET_STATE_RELEASING,
         "set-2": agent_pb2.BLOCK_SET_STATE_CLAIMED,
     }
-    await eventually(lambda: node.record.state_reason == "the node is being drained")
+    await eventually(lambda: node.record.state == registry_pb2.NODE_STATE_DRAINING and node.record.retiring)
 
 
 async def test_a_claim_takes_milliseconds(node: OwnerNode) -> None:

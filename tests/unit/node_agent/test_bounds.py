@@ -49,7 +49,6 @@ def node_of(*engines: EngineFacts, models: tuple[str, ...] = ("model-1",), **cha
         connected=[],
         advertised_host="127.0.0.1",
         purging=False,
-        draining=False,
     )
     return convert.node(
         replace(record, **changes),

@@ -21,7 +21,7 @@ HEALTHY = ServerFacts(healthy=True, models=("model-1",), version="0.32.0", probl
 SIDE = SideChannelFacts("engine-1", "compatible", 32, 1000)
 
 
-def record(server: ServerFacts = HEALTHY, *, purging: bool = False, draining: bool = False) -> NodeRecord:
+def record(server: ServerFacts = HEALTHY, *, purging: bool = False, draining: str = "") -> NodeRecord:
     return node_record(
         server=server,
         engines=[facts()],
@@ -36,16 +36,16 @@ def record(server: ServerFacts = HEALTHY, *, purging: bool = False, draining: bo
 @pytest.mark.parametrize(
     ("server", "purging", "draining", "readiness"),
     [
-        (HEALTHY, False, False, Readiness.READY),
-        (replace(HEALTHY, models=()), False, False, Readiness.NOT_READY),
-        (replace(HEALTHY, healthy=False, problem="503"), False, False, Readiness.NOT_READY),
-        (HEALTHY, True, False, Readiness.NOT_READY),
-        (HEALTHY, True, True, Readiness.DRAINING),
+        (HEALTHY, False, "", Readiness.READY),
+        (replace(HEALTHY, models=()), False, "", Readiness.NOT_READY),
+        (replace(HEALTHY, healthy=False, problem="503"), False, "", Readiness.NOT_READY),
+        (HEALTHY, True, "", Readiness.NOT_READY),
+        (HEALTHY, True, "draining: 3 requests run", Readiness.DRAINING),
     ],
     ids=["ready", "no-models", "unhealthy", "purging", "draining"],
 )
 def test_a_node_is_ready_when_nothing_speaks_against_it(
-    server: ServerFacts, purging: bool, draining: bool, readiness: Readiness
+    server: ServerFacts, purging: bool, draining: str, readiness: Readiness
 ) -> None:
     made = record(server, purging=purging, draining=draining)
     assert made.readiness is readiness
@@ -65,7 +65,6 @@ def test_a_side_channel_that_still_shows_the_engine_before_adds_nothing() -> Non
         connected=["engine-2"],
         advertised_host="127.0.0.1",
         purging=False,
-        draining=False,
     )
     assert [(engine.engine_id, engine.compatibility_hash) for engine in made.engines] == [("engine-2", "")]
 
@@ -78,7 +77,6 @@ def test_every_engine_is_named_once() -> None:
         connected=["engine-1"],
         advertised_host="127.0.0.1",
         purging=False,
-        draining=False,
     )
     assert [(e.engine_id, e.reuse_problem) for e in made.engines] == [("engine-1", ""), ("engine-3", NO_CONNECTOR)]
 
@@ -98,7 +96,6 @@ def test_a_long_problem_is_cut() -> None:
         connected=[],
         advertised_host="127.0.0.1",
         purging=False,
-        draining=False,
     )
     assert len(made.engines[0].reuse_problem.encode()) <= MAX_TEXT_BYTES
 

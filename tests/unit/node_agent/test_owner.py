@@ -247,6 +247,18 @@ def test_a_draining_node_grants_nothing_and_releases_what_is_not_claimed() -> No
     assert table.refused("set-1", request_id="request-2") == "DRAINING"
     states = {set_id: table.state(set_id) for set_id in ("set-1", "set-2", "set-3")}
     assert states == {"set-1": State.RELEASING, "set-2": State.CLAIMED, "set-3": State.RELEASING}
+    assert table.owner.awaited_count(can_release=True) == 3
+
+
+def test_a_drain_waits_for_no_set_that_nobody_reads_and_no_engine_can_be_told_to_free() -> None:
+    table = standing()
+    table.report("set-1")
+    table.report("set-2")
+    table.granted("set-2")
+    table.hear(ev.DrainAsked())
+    assert table.owner.awaited_count(can_release=False) == 1
+    table.disconnect()
+    assert table.owner.awaited_count(can_release=True) == 1
 
 
 # --- deadlines

@@ -167,6 +167,10 @@ class Agent:
         self.hear(ev.DrainAsked())
         return self._owner.set_count
 
+    def awaited_count(self) -> int:
+        """Returns how many sets a drain waits for."""
+        return self._owner.awaited_count(can_release=self._notifier.available)
+
     def sets(self) -> list[HeldSet]:
         """Returns all sets, by set_id."""
         held = self._owner.sets(self._clock.monotonic())

@@ -34,6 +34,7 @@ from backhaul_node_agent.core.owner import Owner
 from backhaul_node_agent.core.retention import renewing
 from backhaul_node_agent.core.retention.gaps import Gaps
 from backhaul_node_agent.core.retention.policy import Benefit, Lru, Policy
+from backhaul_node_agent.drain import Drain
 from backhaul_node_agent.engine_probe import EngineProbe, SideChannel
 from backhaul_node_agent.engine_requests import EngineRequests
 from backhaul_node_agent.harvest import Harvest
@@ -51,7 +52,6 @@ _CONNECTOR_S = 3.0
 """How long the first join waits for a connector; one that has lost its agent is back within 2 s."""
 _TICK_S = 0.2
 _GRACE_S = 1.0
-_DRAIN_POLL_S = 0.02
 _POLICIES: dict[str, Callable[[Gaps], Policy]] = {"lru": lambda _: Lru(), "benefit": Benefit}
 
 
@@ -131,6 +131,13 @@ class App:
                 notifier=self._notifier,
                 on_change=self._refresh,
             )
+            self._drain = Drain(
+                sets=self._agent,
+                pointers=self._publishers,
+                membership=self._node_session,
+                clock=self._clock,
+                on_change=self._refresh,
+            )
             probe = EngineProbe(
                 engine_url=config.engine_url,
                 side_channel=split_address(config.side_channel),
@@ -141,7 +148,8 @@ class App:
             )
             grpc_server = GrpcServer(address=config.listen, service_names=[SERVICE_NAME])
             agent_pb2_grpc.add_BlockSetServiceServicer_to_server(
-                BlockSetServicer(self._agent, self._harvest), grpc_server.server
+                BlockSetServicer(self._agent, self._harvest, self._drain, drain_timeout_s=config.drain_timeout_s),
+                grpc_server.server,
             )
             await stack.enter_async_context(grpc_server)
             self.port = grpc_server.port
@@ -173,7 +181,10 @@ class App:
                 group.create_task(self._publishers.run(hear)),
                 group.create_task(self._notifier.run()),
                 group.create_task(self._node_session.run(hear)),
-                group.create_task(probe.run(self._on_server, self._on_engine, self._harvest.on_engine)),
+                group.create_task(
+                    probe.run(self._on_server, self._on_engine, self._harvest.on_engine, self._drain.on_load)
+                ),
+                group.create_task(self._drain.run()),
                 group.create_task(self._tick()),
             ]
             if events is not None:
@@ -185,17 +196,10 @@ class App:
                 task.cancel()
 
     async def _wind_down(self, grpc_server: GrpcServer) -> None:
-        """Stops granting, tells the directory, releases what is held, leaves. Every step has its limit."""
-        self._agent.drain()
-        _log.info("draining", sets=self._owner.set_count)
+        """Drains the node, whose engine goes on. Every step has its limit."""
+        self._drain.ask(self._config.drain_s, retiring=False)
         await grpc_server.set_serving(False)
-        end = self._clock.monotonic() + self._config.drain_s
-        # What is claimed stays: its reader may be at work, and the next agent will wait for it.
-        while self._notifier.available and self._owner.removing and self._clock.monotonic() < end:
-            self._agent.hear(ev.TimePassed())
-            await self._clock.sleep(_DRAIN_POLL_S)
-        await self._publishers.close(_GRACE_S)
-        await self._node_session.leave()
+        await self._drain.over.wait()
         await grpc_server.stop(_GRACE_S)
 
     async def _tick(self) -> None:
@@ -239,7 +243,8 @@ class App:
             connected=[facts.engine_id for facts in engines if self._owner.connected(facts.engine_id)],
             advertised_host=self._advertised_host,
             purging=self._publishers.purging,
-            draining=self._owner.draining,
+            draining=self._drain.reason,
+            retiring=self._drain.retiring,
             weights_digest=self._config.weights_digest,
             second_chances=self._harvest.offered_engines(),
         )

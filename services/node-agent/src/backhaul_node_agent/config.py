@@ -12,6 +12,8 @@ from backhaul_common.addresses import Address, Addresses, split_address
 from backhaul_common.config import ServiceConfig
 from backhaul_node_agent.core import bounds
 
+MAX_DRAIN_S = 86_400.0
+"""Longest time that a drain may take."""
 _EVERYWHERE = ("0.0.0.0", "::")
 _NODE_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 
@@ -70,8 +72,11 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
     """File with the API key of the server, where it asks for one (vLLM's --api-key); empty: none."""
     stall_s: float = Field(default=120.0, ge=1.0, le=3600.0)
     """How long an engine that has requests may show no progress in its metrics before the node is not ready."""
-    drain_s: float = Field(default=2.0, ge=0.0, le=60.0)
-    """How long the agent releases what it holds when it is asked to end."""
+    drain_s: float = Field(default=10.0, ge=0.0, le=3600.0)
+    """When the agent is asked to end: how long it waits for what runs and releases what it holds. It takes up to 3 s
+    more to leave."""
+    drain_timeout_s: float = Field(default=600.0, ge=0.0, le=MAX_DRAIN_S)
+    """When an operator drains the node without a timeout: after how long it leaves whatever still runs."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severity that is logged."""
 

@@ -12,6 +12,7 @@ from backhaul_common.texts import clip
 from backhaul_connector import wire
 from backhaul_node_agent.core import bounds
 from backhaul_node_agent.core.block_set import BlockSet, EngineFacts
+from backhaul_node_agent.core.draining import DrainStatus, Phase
 from backhaul_node_agent.core.granting import ClaimRequest, Grant
 from backhaul_node_agent.core.life import State
 from backhaul_node_agent.core.node import EngineRecord, NodeRecord, Readiness
@@ -36,6 +37,7 @@ _STATES = {
     State.CLAIMED: agent_pb2.BLOCK_SET_STATE_CLAIMED,
     State.RELEASING: agent_pb2.BLOCK_SET_STATE_RELEASING,
 }
+_PHASES = {Phase.DRAINING: agent_pb2.DRAIN_PHASE_DRAINING, Phase.LEFT: agent_pb2.DRAIN_PHASE_LEFT}
 ROLES = {"prefill": registry_pb2.ROLE_PREFILL, "decode": registry_pb2.ROLE_DECODE}
 
 
@@ -198,6 +200,16 @@ def harvest_response(harvested: Harvested) -> agent_pb2.HarvestBlockSetResponse:
     )
 
 
+def drain_response(status: DrainStatus) -> agent_pb2.DrainResponse:
+    """Says how far a drain is."""
+    return agent_pb2.DrainResponse(
+        remaining_count=status.set_count,
+        running_count=status.request_count,
+        phase=_PHASES[status.phase],
+        remaining_time=duration(status.remaining_s),
+    )
+
+
 def listed(held: HeldSet) -> agent_pb2.BlockSet:
     """Shows a set in a listing."""
     return agent_pb2.BlockSet(
@@ -226,6 +238,7 @@ def node(
         engines=[_engine(engine) for engine in record.engines],
         state=_READINESS[record.readiness],
         state_reason=record.reason,
+        retiring=record.retiring,
     )
 
 

@@ -19,8 +19,9 @@ from backhaul_common.addresses import join_address
 from backhaul_common.clock import Clock
 from backhaul_common.texts import clip
 from backhaul_node_agent.core import bounds
+from backhaul_node_agent.core.draining import Load
 from backhaul_node_agent.core.node import ServerFacts, SideChannelFacts
-from backhaul_node_agent.core.progress import Progress, read_figures
+from backhaul_node_agent.core.progress import Figures, Progress, read_figures, request_count
 
 _log = structlog.get_logger(__name__)
 
@@ -145,18 +146,26 @@ class EngineProbe:
         on_server: Callable[[ServerFacts], None],
         on_engine: Callable[[int, SideChannelFacts], None],
         on_clock: OnClock = lambda rank, engine_id, sent, now, received: None,
+        on_load: Callable[[Load], None] = lambda load: None,
     ) -> None:
-        """Asks until cancelled. `on_engine` gets the rank and what its engine answered, `on_clock` when."""
+        """Asks until cancelled. `on_engine` gets the rank and what its engine answered, `on_clock` when.
+
+        `on_load` gets what the engines have to do.
+        """
         timeout = aiohttp.ClientTimeout(total=_HTTP_S)
         # `trust_env` stays off: the server is beside this agent, no proxy is on the way.
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as http, asyncio.TaskGroup() as group:
-            group.create_task(self._watch_server(http, on_server))
+            group.create_task(self._watch_server(http, on_server, on_load))
             group.create_task(self._watch_engines(on_engine, on_clock))
 
-    async def _watch_server(self, http: aiohttp.ClientSession, on_server: Callable[[ServerFacts], None]) -> None:
+    async def _watch_server(
+        self, http: aiohttp.ClientSession, on_server: Callable[[ServerFacts], None], on_load: Callable[[Load], None]
+    ) -> None:
         facts, details_due = ServerFacts(), 0.0
         while True:
-            problem = await self._health_problem(http) or await self._stall_problem(http)
+            asked_at = self._clock.monotonic()
+            problem, request_count = await self._look(http)
+            on_load(Load(request_count, asked_at))
             recovered = not problem and not facts.healthy
             if not problem and (recovered or not facts.models or self._clock.monotonic() >= details_due):
                 facts = await self._details(http, facts)
@@ -167,26 +176,32 @@ class EngineProbe:
             on_server(facts)
             await self._clock.sleep(_HEALTH_EVERY_S)
 
-    async def _health_problem(self, http: aiohttp.ClientSession) -> str:
-        """Returns why the server is not healthy; empty when it is. Only time-outs are tried again."""
+    async def _look(self, http: aiohttp.ClientSession) -> tuple[str, int | None]:
+        """Returns why the server is not healthy, empty when it is, and how many requests it has, None when unknown.
+
+        Only time-outs are tried again.
+        """
         for _ in range(_HEALTH_ATTEMPTS):
             try:
                 async with http.get(f"{self._url}/health") as response:
-                    return "" if response.status == 200 else f"the server's health check answers {response.status}"
+                    if response.status != 200:
+                        return f"the server's health check answers {response.status}", None
             except TimeoutError:
                 continue
             except aiohttp.ClientError as error:
-                return f"the server does not answer: {type(error).__name__}"
-        return f"the server does not answer: {_HEALTH_ATTEMPTS} time-outs in a row"
+                return f"the server does not answer: {type(error).__name__}", 0 if _refused(error) else None
+            figures = await self._figures(http)
+            return self._progress.problem(figures, self._clock.monotonic()), request_count(figures)
+        return f"the server does not answer: {_HEALTH_ATTEMPTS} time-outs in a row", None
 
-    async def _stall_problem(self, http: aiohttp.ClientSession) -> str:
-        """Returns which engine is stuck; empty when none is, or when the server does not show its figures."""
+    async def _figures(self, http: aiohttp.ClientSession) -> dict[int, Figures]:
+        """Returns the figures of each engine; none when the server does not show them."""
         try:
             async with http.get(f"{self._url}/metrics") as response:
                 shown = await _body(response) if response.status == 200 else b""
         except (aiohttp.ClientError, TimeoutError):
             shown = b""
-        return self._progress.problem(read_figures(shown.decode(errors="replace")), self._clock.monotonic())
+        return read_figures(shown.decode(errors="replace"))
 
     async def _details(self, http: aiohttp.ClientSession, known: ServerFacts) -> ServerFacts:
         """Returns the facts with models and version as they are now; what cannot be learnt stays as it was."""
@@ -225,6 +240,11 @@ class EngineProbe:
                 on_clock(rank, reply.facts.engine_id, sent, reply.now, self._clock.monotonic())
                 on_engine(rank, reply.facts)
             await self._clock.sleep(_SIDE_CHANNEL_EVERY_S)
+
+
+def _refused(error: aiohttp.ClientError) -> bool:
+    """Tells whether nobody listens there; then nothing runs."""
+    return isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError)
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:

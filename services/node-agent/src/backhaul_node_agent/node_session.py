@@ -53,13 +53,14 @@ class NodeSession:
         self._refusal = ""
         self._changed = asyncio.Event()
         self._leaving = False
-        self._left = asyncio.Event()
         self._lease_id = 0
         self._expires_at = 0.0
         self._holding = False
         self._last_failure = ""
         self.joined = asyncio.Event()
         """Set while the node is joined."""
+        self.left = asyncio.Event()
+        """Set when the node has left for good: asked to, and taken out of the directory or without a lease."""
 
     def update(self, node: registry_pb2.Node) -> None:
         """Gives the node's record as it is now; the first one lets the session begin."""
@@ -68,21 +69,21 @@ class NodeSession:
             self._changed.set()
 
     async def leave(self) -> None:
-        """Removes the node, for at most a second; else its lease ends by itself."""
+        """Removes the node, for at most a second; beyond that `run` goes on trying until its lease has ended."""
         self._leaving = True
         self._changed.set()
         if self._holding:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LEAVE_S):
-                    await self._left.wait()
+                    await self.left.wait()
 
     async def run(self, hear: ev.Hear) -> None:
-        """Keeps joining until cancelled or `leave` is answered."""
-        while self._node is None:
+        """Keeps joining until cancelled, or until the node has left as `leave` asked for."""
+        while self._node is None and not self._leaving:
             await self._changed.wait()
             self._changed.clear()
         pauses = pauses_between_attempts()
-        while not self._left.is_set():
+        while not self._gone_for_good():
             channel, before = self._registries.channel, self._expires_at
             try:
                 await self._attend(channel, hear)
@@ -90,8 +91,13 @@ class NodeSession:
                 self._note_failure(error, channel, hear)
             if self._expires_at != before:
                 pauses = pauses_between_attempts()
-            if not self._left.is_set():
+            if not self._gone_for_good():
                 await self._clock.sleep(next(pauses))
+
+    def _gone_for_good(self) -> bool:
+        if self._leaving and not self._holding:
+            self.left.set()
+        return self.left.is_set()
 
     @property
     def _record(self) -> registry_pb2.Node:
@@ -137,7 +143,7 @@ class NodeSession:
             for sequence in itertools.count(1):
                 request = self._next_request(sequence)
                 due = await self._exchange(call, request, hear)
-                if self._left.is_set():
+                if self.left.is_set():
                     return
                 await self._wait_until(due)
         finally:
@@ -169,7 +175,7 @@ class NodeSession:
             raise UnavailableError("REGISTRY_CONFUSED", "the registry answered another message")
         step = answer.WhichOneof("step")
         if step == "left":
-            self._left.set()
+            self.left.set()
             self._lose(hear, taken=False)
             return sent
         ttl_s = seconds(answer.ttl)

@@ -9,10 +9,13 @@ from opentelemetry import trace
 
 from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
 from backhaul_common import attributes
+from backhaul_common.durations import seconds
 from backhaul_common.errors import BackhaulError, InvalidArgumentError
 from backhaul_node_agent import convert
 from backhaul_node_agent.agent import Agent
+from backhaul_node_agent.config import MAX_DRAIN_S
 from backhaul_node_agent.core import bounds
+from backhaul_node_agent.drain import Drain
 from backhaul_node_agent.harvest import Harvest
 
 _log = structlog.get_logger(__name__)
@@ -30,9 +33,12 @@ _DEFAULT_PAGE, _MAX_PAGE = 500, 5_000
 class BlockSetServicer(agent_pb2_grpc.BlockSetServiceServicer):
     """Converts, calls the agent, converts."""
 
-    def __init__(self, agent: Agent, harvest: Harvest) -> None:
+    def __init__(self, agent: Agent, harvest: Harvest, drain: Drain, *, drain_timeout_s: float) -> None:
+        """`drain_timeout_s` bounds drains that are asked for without a timeout."""
         self._agent = agent
         self._harvest = harvest
+        self._drain = drain
+        self._drain_timeout_s = drain_timeout_s
 
     async def ClaimBlockSet(
         self,
@@ -133,7 +139,15 @@ class BlockSetServicer(agent_pb2_grpc.BlockSetServiceServicer):
         request: agent_pb2.DrainRequest,
         context: grpc.aio.ServicerContext[agent_pb2.DrainRequest, agent_pb2.DrainResponse],
     ) -> agent_pb2.DrainResponse:
-        return agent_pb2.DrainResponse(remaining_count=self._agent.drain())
+        within_s = _drain_timeout_s(request) if request.HasField("timeout") else self._drain_timeout_s
+        return convert.drain_response(self._drain.ask(within_s, retiring=True))
+
+
+def _drain_timeout_s(request: agent_pb2.DrainRequest) -> float:
+    within_s = seconds(request.timeout)
+    if not 0 <= within_s <= MAX_DRAIN_S:
+        raise InvalidArgumentError("TIMEOUT", f"timeout must be 0 to {MAX_DRAIN_S:g} s")
+    return within_s
 
 
 def _check_request_id(request_id: str) -> None:

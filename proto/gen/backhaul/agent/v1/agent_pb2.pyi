@@ -551,7 +551,7 @@ class DrainRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """Time until the node leaves whatever still runs or is held. Unset means the agent's own limit."""
+        """Time until the node leaves whatever still runs or is held, at most a day. Unset means the agent's own limit."""
 
     def __init__(
         self,
@@ -579,7 +579,7 @@ class DrainResponse(_message.Message):
     remaining_count: _builtins.int
     """Block sets still held, claimed or being released."""
     running_count: _builtins.int
-    """Requests that run or wait on the engines, as their metrics said last."""
+    """Requests that run or wait on the engines, as their metrics said last; 0 when they do not say."""
     phase: Global___DrainPhase.ValueType
     """How far it is."""
     @_builtins.property

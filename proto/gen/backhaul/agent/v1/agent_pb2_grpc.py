@@ -184,7 +184,8 @@ class BlockSetServiceServicer:
         removed, block sets that are not claimed are released, and so are those of turns that end from now on. Once nothing
         runs on the engine and nothing is held, or when the timeout is over, the node leaves the directory. Running requests
         are not touched. Called by operators, again and again to see how far it is. Lasts until the agent restarts. Answers at
-        once. A later call may bring the end forward and never puts it off.
+        once. A later call may bring the end forward and never puts it off. INVALID_ARGUMENT (TIMEOUT) for a timeout that is
+        negative or longer than a day.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -102,7 +102,8 @@ class BlockSetServiceStub:
     removed, block sets that are not claimed are released, and so are those of turns that end from now on. Once nothing
     runs on the engine and nothing is held, or when the timeout is over, the node leaves the directory. Running requests
     are not touched. Called by operators, again and again to see how far it is. Lasts until the agent restarts. Answers at
-    once. A later call may bring the end forward and never puts it off.
+    once. A later call may bring the end forward and never puts it off. INVALID_ARGUMENT (TIMEOUT) for a timeout that is
+    negative or longer than a day.
     """
 
 @_typing.type_check_only
@@ -179,7 +180,8 @@ class BlockSetServiceAsyncStub(BlockSetServiceStub):
     removed, block sets that are not claimed are released, and so are those of turns that end from now on. Once nothing
     runs on the engine and nothing is held, or when the timeout is over, the node leaves the directory. Running requests
     are not touched. Called by operators, again and again to see how far it is. Lasts until the agent restarts. Answers at
-    once. A later call may bring the end forward and never puts it off.
+    once. A later call may bring the end forward and never puts it off. INVALID_ARGUMENT (TIMEOUT) for a timeout that is
+    negative or longer than a day.
     """
 
 class BlockSetServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -301,7 +303,8 @@ class BlockSetServiceServicer(metaclass=_abc_1.ABCMeta):
         removed, block sets that are not claimed are released, and so are those of turns that end from now on. Once nothing
         runs on the engine and nothing is held, or when the timeout is over, the node leaves the directory. Running requests
         are not touched. Called by operators, again and again to see how far it is. Lasts until the agent restarts. Answers at
-        once. A later call may bring the end forward and never puts it off.
+        once. A later call may bring the end forward and never puts it off. INVALID_ARGUMENT (TIMEOUT) for a timeout that is
+        negative or longer than a day.
         """
 
 def add_BlockSetServiceServicer_to_server(servicer: BlockSetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

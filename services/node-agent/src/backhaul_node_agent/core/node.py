@@ -89,6 +89,8 @@ class NodeRecord:
     reason: str
     left_out_count: int
     """Models and engines that have no room in a record."""
+    retiring: bool = False
+    """Whether the engines are not to be used any more once the node has left."""
 
 
 def node_record(
@@ -99,14 +101,16 @@ def node_record(
     connected: Iterable[str],
     advertised_host: str,
     purging: bool,
-    draining: bool,
+    draining: str = "",
+    retiring: bool = False,
     weights_digest: str = "",
     second_chances: Iterable[str] = (),
 ) -> NodeRecord:
     """Puts the node's record together.
 
     `side_channels` is by rank, `connected` names the engines whose connector is connected; `purging` while pointers of
-    an incarnation that is gone are still being removed. `weights_digest` is what engines without the connector are said
+    an incarnation that is gone are still being removed. `draining` says how far a drain is; empty: there is none.
+    `weights_digest` is what engines without the connector are said
     to have; `second_chances` names the engines for which fresh handles can be had.
     """
     known = {facts.rank: facts for facts in engines}
@@ -125,7 +129,7 @@ def node_record(
     names = [name for name in server.models if len(name.encode()) <= MAX_TEXT_BYTES]
     models = _fitting(names, _model_bytes, room - sum(map(_engine_bytes, shown)))
     left_out = len(distinct) - len(shown) + len(server.models) - len(models)
-    return NodeRecord(models, shown, readiness, clip(reason, MAX_TEXT_BYTES), left_out)
+    return NodeRecord(models, shown, readiness, clip(reason, MAX_TEXT_BYTES), left_out, retiring)
 
 
 def _fitting(items: Sequence[T], size_bytes: Callable[[T], int], room: int) -> tuple[T, ...]:
@@ -228,9 +232,9 @@ def _local(host: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def _readiness(server: ServerFacts, *, purging: bool, draining: bool) -> tuple[Readiness, str]:
+def _readiness(server: ServerFacts, *, purging: bool, draining: str) -> tuple[Readiness, str]:
     if draining:
-        return Readiness.DRAINING, "the node is being drained"
+        return Readiness.DRAINING, draining
     if not server.healthy:
         return Readiness.NOT_READY, server.problem
     if not server.models:

@@ -61,11 +61,16 @@ class Owner:
         """Sets known, in whatever state."""
         return sum(len(engine.lives) for engine in self._held.engines.values())
 
-    @property
-    def removing(self) -> bool:
-        """Whether sets that the engine can be told of are still to be freed."""
-        lives = (life for engine in self._held.engines.values() if engine.connected for life in engine.lives.values())
-        return any(life.state is State.RELEASING for life in lives)
+    def awaited_count(self, *, can_release: bool) -> int:
+        """Counts the sets whose end a drain waits for.
+
+        Those that somebody may read, and, where engines can be told, those that theirs is being told to free.
+        """
+        return sum(
+            can_release and engine.connected if life.state is State.RELEASING else True
+            for engine in self._held.engines.values()
+            for life in engine.lives.values()
+        )
 
     def engines(self) -> list[EngineFacts]:
         """Returns the engines that are known, by rank."""

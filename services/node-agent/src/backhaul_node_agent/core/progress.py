@@ -44,6 +44,11 @@ def read_figures(exposition: str) -> dict[int, Figures]:
     return {rank: _figures(values) for rank, values in found.items()}
 
 
+def request_count(figures: Mapping[int, Figures]) -> int | None:
+    """Returns how many requests run or wait on all engines together; None when no figures are shown."""
+    return round(sum(shown.running + shown.waiting for shown in figures.values())) if figures else None
+
+
 def _figures(values: Mapping[str, float]) -> Figures:
     return Figures(
         waiting=values.get("num_requests_waiting", 0.0),
