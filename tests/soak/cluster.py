@@ -27,11 +27,13 @@ def cluster_options(
     decode: int = 2,
     block_count: int = 30_000,
     warm_prefill_s: float = 5.0,
+    max_retention_s: float = TTL_S,
     network: Network | None = None,
     etcd_quota_bytes: int = 0,
 ) -> StackOptions:
     """Returns what the stack consists of. Engines' clocks are hours apart and drift, as the seed has it.
 
+    ``max_retention_s``: how long finished turns are kept at most, however often they are renewed.
     ``etcd_quota_bytes``: size at which etcd takes no more; 0: its own (2 GB).
     """
     rng = Random(f"clocks-{seed}")
@@ -54,7 +56,7 @@ def cluster_options(
         decode=[_engine(rng, block_count) for _ in range(decode)],
         agent_flags=[
             *("--claim-ttl-s", str(CLAIM_TTL_S), "--lease-ttl-s", str(LEASE_TTL_S)),
-            *("--margin-s", "0.5", "--lease-margin-s", "0.5"),
+            *("--margin-s", "0.5", "--lease-margin-s", "0.5", "--max-retention-s", str(max_retention_s)),
         ],
         # More processes than cores: a lookup waits for one now and then.
         router_flags=["--lookup-budget-s", "1", "--warm-prefill-timeout-s", str(warm_prefill_s)],
