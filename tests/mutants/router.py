@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant(
         "keep-claim-of-unknown-outcome",
         _OWNER,
-        "            if not isinstance(refusal, _CERTAIN):\n                self.give_back(claim)",
+        "            if not isinstance(error, _CERTAIN):\n                self.give_back(claim)",
         "            if False:\n                self.give_back(claim)",
         _stack("test_an_owner_that_is_silent_costs_the_budget_and_its_claim_is_returned"),
     ),
@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         "keep-claim-of-bad-handle",
         _LOOKUPS,
-        "            self._owner.give_back(claim)\n",
+        "            self._owner.give_back(grant.source)\n",
         "",
         _lookups("test_a_handle_that_is_no_object_is_given_back"),
     ),
@@ -128,15 +128,15 @@ MUTANTS = (
     Mutant(
         "keep-unsent-claim",
         _ATTEMPTS,
-        "if error.failure is Failure.REFUSED:",
-        "if False:",
+        "            grant = turn.unused\n",
+        "            grant, turn.unused = turn.unused, None\n",
         _turns("test_a_claim_is_returned_only_when_its_handle_cannot_have_been_sent"),
     ),
     Mutant(
         "return-sent-claim",
         _ATTEMPTS,
-        "if error.failure is Failure.REFUSED:",
-        "if True:",
+        "                turn.unused = None\n\n            async with",
+        "                pass\n\n            async with",
         _turns("test_a_claim_is_returned_only_when_its_handle_cannot_have_been_sent"),
     ),
     Mutant(

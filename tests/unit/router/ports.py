@@ -12,7 +12,7 @@ import msgspec
 from backhaul_common.errors import BackhaulError, DeadlineExceededError
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.candidates import Pointer
-from backhaul_router.core.claims import Claim, Grant, KeptBlocks
+from backhaul_router.core.claims import Claim, Grant, Harvest, KeptBlocks
 from backhaul_router.core.engines import EngineError, Failure, Reply
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.lookup import keys_of
@@ -24,11 +24,14 @@ from backhaul_router.departures import Departures
 from backhaul_router.lookups import Lookups
 from backhaul_router.observing import TurnObserver
 from backhaul_router.ports import Answer, Policy, TurnRequest
+from backhaul_router.prompt_tokens import PromptTokens
+from backhaul_router.second_chances import SecondChances
 from backhaul_router.turns import Turns
 from tests.unit.router.bodies import chat
 from tests.unit.router.test_nodes import node
 
 BUDGET_S = 0.05
+HARVEST_BUDGET_S = 0.25
 PATIENCE_S = 30.0
 CLUSTER_KEY = b"k" * 32
 
@@ -84,16 +87,31 @@ class FakeOwner:
         self.released: list[KeptBlocks] = []
         self.failure: BackhaulError | None = None
         self.handle = '{"remote_block_ids":[[1]],"backhaul":{"token_count":128}}'
+        self.harvests: list[Harvest] = []
+        self.harvest_takes_s = 0.0
+        self.harvest_failures: list[BackhaulError] = []
+        """Answers to the next requests for a fresh handle."""
+        self.harvested_tokens = 256
 
     async def claim(self, claim: Claim, *, timeout_s: float) -> Grant:
         self.claims.append(claim)
         self.clock.pass_up_to(self.takes_s, timeout_s)
         if self.failure:
             raise self.failure
-        return Grant(claim, self.handle)
+        return Grant(claim, self.handle, 128)
 
-    def give_back(self, claim: Claim) -> None:
-        self.returned.append(claim.request_id)
+    async def harvest(self, harvest: Harvest, *, timeout_s: float) -> Grant:
+        self.harvests.append(harvest)
+        self.clock.pass_up_to(self.harvest_takes_s, timeout_s)
+        if self.harvest_failures:
+            raise self.harvest_failures.pop(0)
+        return Grant(KeptBlocks(harvest.address, harvest.engine_id, "fresh"), self.handle, self.harvested_tokens)
+
+    def give_back(self, source: Claim | KeptBlocks) -> None:
+        if isinstance(source, KeptBlocks):
+            self.release(source)
+        else:
+            self.returned.append(source.request_id)
 
     def release(self, kept: KeptBlocks) -> None:
         self.released.append(kept)
@@ -104,6 +122,7 @@ class Sent:
     """One leg."""
 
     node: str
+    path: str
     body: dict[str, Any]
     headers: Mapping[str, str]
     warm: bool = False
@@ -169,6 +188,11 @@ class FakeEngines:
         self.decode_steps: list[DecodeStep] = []
         self.tokens: list[int] | Failure = Failure.TIMEOUT
         self.open_decodes = 0
+        self.tokenized: list[str] = []
+        """Nodes that were asked for a prompt's tokens."""
+        self.connected = asyncio.Event()
+        """While it is not set prefill engines cannot be reached."""
+        self.connected.set()
 
     async def prefill(
         self,
@@ -178,11 +202,15 @@ class FakeEngines:
         *,
         warm: bool,
         again: bool,
+        on_sent: Callable[[], None],
         late: Callable[[Reply], None],
     ) -> Reply:
         self.late = late
-        self.prefills.append(Sent(_node_of(url), json.loads(body), headers, warm, again))
+        self.prefills.append(Sent(*_address_of(url), json.loads(body), headers, warm, again))
+        await self.connected.wait()
         step = self.prefill_steps.pop(0) if self.prefill_steps else warm_hand_off() if warm else hand_off()
+        if step is not Failure.REFUSED:
+            on_sent()
         if isinstance(step, Failure):
             raise EngineError(step)
         return step if isinstance(step, Reply) else await step()
@@ -191,7 +219,7 @@ class FakeEngines:
     async def decode(
         self, url: str, body: bytes, headers: Mapping[str, str], *, again: bool, on_sent: Callable[[], None]
     ) -> AsyncIterator[FakeStream]:
-        self.decodes.append(Sent(_node_of(url), json.loads(body), headers, again=again))
+        self.decodes.append(Sent(*_address_of(url), json.loads(body), headers, again=again))
         step = self.decode_steps.pop(0) if self.decode_steps else FakeStream()
         if step is not Failure.REFUSED:
             on_sent()
@@ -205,13 +233,15 @@ class FakeEngines:
             self.open_decodes -= 1
 
     async def tokenize(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> list[int]:
+        self.tokenized.append(_address_of(url)[0])
         if isinstance(self.tokens, Failure):
             raise EngineError(self.tokens)
         return self.tokens
 
 
-def _node_of(url: str) -> str:
-    return url.removeprefix("http://").partition("/")[0]
+def _address_of(url: str) -> tuple[str, str]:
+    node, _, path = url.removeprefix("http://").partition("/")
+    return node, f"/{path}"
 
 
 def ready(*ids: str, **fields: Any) -> list[Node]:
@@ -225,7 +255,12 @@ class Bench:
     """The turn code over fakes. Nodes p1, p2, d1, d2 serve the model ``m``."""
 
     def __init__(
-        self, *, nodes: Iterable[Node] | None = None, policy: Policy | None = None, tenants: Tenants | None = None
+        self,
+        *,
+        nodes: Iterable[Node] | None = None,
+        policy: Policy | None = None,
+        tenants: Tenants | None = None,
+        harvest_budget_s: float = HARVEST_BUDGET_S,
     ) -> None:
         self.clock = FakeClock()
         self.registry = FakeRegistry(self.clock)
@@ -236,10 +271,22 @@ class Bench:
         self.load = Load(self.clock.monotonic)
         self.fresh = FreshKeys(self.clock.monotonic)
         self.departures = Departures(self.table, self.clock, patience_s=PATIENCE_S)
+        policy = policy or Policy()
+        tokens = PromptTokens(self.engines, self.clock)
+        second_chances = SecondChances(
+            owner=self.owner,
+            tokens=tokens,
+            table=self.table,
+            load=self.load,
+            clock=self.clock,
+            budget_s=harvest_budget_s,
+            keep_constraints=policy.keep_constraints,
+        )
         lookups = Lookups(
             registry=self.registry,
             owner=self.owner,
-            tokenizer=self.engines,
+            tokens=tokens,
+            second_chances=second_chances,
             table=self.table,
             load=self.load,
             fresh=self.fresh,
@@ -256,7 +303,7 @@ class Bench:
             fresh=self.fresh,
             tenants=tenants or Tenants(),
             scopes=Scopes(tenants or Tenants(), CLUSTER_KEY),
-            policy=policy or Policy(),
+            policy=policy,
             observer=TurnObserver(self.clock),
         )
 

@@ -17,6 +17,7 @@ from tests.unit.router.bodies import chat, completion
         pytest.param(b"[" * 100_000, None, id="nested too deep"),
         pytest.param(b'{"messages": [{"role": "user"}]}', "model", id="no model"),
         pytest.param(b'{"model": 3, "messages": [{"role": "user"}]}', "model", id="model is a number"),
+        pytest.param(b'{"model": "m", "messages": [{"role": "user"}], "session_id": 7}', "session_id", id="session"),
         pytest.param(b'{"model": "m"}', "messages", id="no messages"),
         pytest.param(b'{"model": "m", "messages": []}', "messages", id="messages empty"),
         pytest.param(b'{"model": "m", "messages": "hi"}', "messages", id="messages is a string"),

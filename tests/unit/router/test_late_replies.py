@@ -36,9 +36,9 @@ class Engine:
         return REPLY
 
 
-async def left(replies: LateReplies, engine: Engine, late: list[Reply]) -> None:
+async def left(replies: LateReplies, engine: Engine, late: list[Reply], *, sent: bool = True) -> None:
     """Asks, and leaves before there is an answer."""
-    asking = asyncio.ensure_future(replies.reply(engine.answer(), late.append))
+    asking = asyncio.ensure_future(replies.reply(engine.answer(), late.append, sent=lambda: sent))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     asking.cancel()
@@ -56,10 +56,10 @@ async def test_a_reply_that_somebody_waits_for_is_not_late() -> None:
     async with LateReplies(1) as replies:
         engine = Engine()
         engine.told.set()
-        assert await replies.reply(engine.answer(), late.append) is REPLY
+        assert await replies.reply(engine.answer(), late.append, sent=lambda: True) is REPLY
         engine.failure = Failure.TIMEOUT
         with pytest.raises(EngineError):
-            await replies.reply(engine.answer(), late.append)
+            await replies.reply(engine.answer(), late.append, sent=lambda: True)
     assert late == []
 
 
@@ -89,6 +89,17 @@ async def test_nothing_is_waited_for_beyond_the_time_the_limit_or_the_end(monkey
     async with LateReplies(1) as replies:
         engine = Engine()
         await left(replies, engine, late)
+        await turns_of_the_loop()
+        assert engine.closed
+    assert late == []
+
+
+async def test_what_was_not_sent_when_its_caller_left_never_is() -> None:
+    late: list[Reply] = []
+    async with LateReplies(1) as replies:
+        engine = Engine()
+        await left(replies, engine, late, sent=False)
+        engine.told.set()
         await turns_of_the_loop()
         assert engine.closed
     assert late == []

@@ -14,6 +14,7 @@ from backhaul_router.core.legs import (
     hand_off,
     prefill_body,
     prompt_tokens_in,
+    token_prefill_body,
     tokenize_body,
     without_params,
 )
@@ -51,6 +52,7 @@ def decode(body: TurnBody, **options: Any) -> dict[str, Any]:
         {"return_token_ids": True},
         {"n": 1, "best_of": 1},
         {"request_id": "mine"},
+        {"session_id": "mine"},
         {"kv_transfer_params": {"remote_host": "169.254.169.254"}},
         {"ec_transfer_params": {"x": 1}},
     ],
@@ -159,12 +161,30 @@ def test_the_label_names_the_best_of_the_keys_by_which_the_turn_before_was_looke
     assert msgspec.convert(sent["backhaul"], TurnLabel).continues == find[:4]
 
 
+def test_an_engine_that_is_to_repeat_the_label_gets_it_in_place_of_the_clients_session() -> None:
+    body = chat(session_id="mine")
+    assert decode(body) == decode(chat())
+    labelled = decode(body, keys=["k", "l"], labelled=True)
+    assert labelled.pop("session_id") == "backhaul:sc:k:l"
+    assert labelled == decode(chat())
+    assert decode(body, keys=[], labelled=True) == decode(chat())
+
+
+def test_a_prompt_sent_as_tokens_has_what_prefill_needs_and_nothing_else() -> None:
+    fields = {"stream": True, "max_completion_tokens": 9, "stop": ["x"], "tools": TOOLS, "vllm_xargs": {"a": 1}}
+    handle = '{"remote_blocks_expiry_time": 12.000000000000001}'
+    sent = token_prefill_body(chat(priority=2, **fields), [1, 2], handle=handle, cache_salt="s")
+    assert handle.encode() in sent
+    expected = {"model": "tiny", "priority": 2, "prompt": [1, 2], "max_tokens": 1, "cache_salt": "s"}
+    assert json.loads(sent) == {**expected, "kv_transfer_params": json.loads(handle)}
+
+
 def test_without_a_hand_off_decode_gets_no_params_at_all() -> None:
     assert "kv_transfer_params" not in decode(chat(kv_transfer_params={"a": 1}))
 
 
 def test_params_cannot_be_smuggled_in_as_extra_arguments() -> None:
-    body = chat(vllm_xargs={"kv_transfer_params": "x", "mine": 1})
+    body = chat(vllm_xargs={"kv_transfer_params": "x", "session_id": "backhaul:sc:k", "mine": 1})
     assert prefill(body)["vllm_xargs"] == decode(body)["vllm_xargs"] == {"mine": 1}
 
 

@@ -43,6 +43,12 @@ def test_the_body_can_carry_the_session() -> None:
     assert keys_of(completion(conversation_id="s1"), None) == keys_of(completion(), b"s1")
     assert keys_of(completion(conversation_id="s1"), b"s2") == keys_of(completion(), b"s2")
     assert keys_of(completion(conversation_id={"id": 1}), None).label == ()
+    assert keys_of(completion(session_id="s1"), None) == keys_of(completion(), b"s1")
+    assert keys_of(completion(session_id="s1", conversation_id="s2"), None) == keys_of(completion(), b"s2")
+    assert keys_of(completion(session_id="s1", conversation_id=""), None) == keys_of(completion(), b"s1")
+    assert keys_of(completion(session_id=""), None).label == ()
+    with pytest.raises(ApiError, match="longer"):
+        keys_of(completion(session_id="s" * 513), None)
 
 
 def test_a_lookup_is_bounded() -> None:

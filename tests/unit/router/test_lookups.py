@@ -196,6 +196,24 @@ async def test_the_wait_for_a_publish_ends_within_the_budget_and_happens_once() 
     assert bench.clock.now == before
 
 
+@pytest.mark.parametrize("failure", [None, UnavailableError("X", "")])
+async def test_what_was_found_is_claimed_when_the_registry_fails_while_more_is_waited_for(
+    failure: BackhaulError | None,
+) -> None:
+    bench = Bench()
+    bench.publish("a", set_id="old")
+    await bench.chat("a", "b", "c")
+
+    def fail() -> None:
+        bench.registry.takes_s, bench.registry.failure = 60.0, failure
+
+    bench.clock.on_sleep = fail
+    before = bench.clock.now
+    assert (await bench.chat("a", "b", "c", "d", "e")).served == ("warm", "")
+    assert [claim.set_id for claim in bench.owner.claims] == ["old", "old"]
+    assert bench.clock.now - before <= BUDGET_S
+
+
 async def test_an_older_set_is_not_taken_while_the_newer_one_is_on_its_way() -> None:
     bench = Bench()
     bench.publish("a", set_id="old")

@@ -9,7 +9,12 @@ from backhaul_router.core.nodes import Engine, Node, NodeState, NodeTable, Role,
 
 def node(node_id: str, **fields: Any) -> Node:
     engine = Engine(
-        f"{node_id}-engine", fields.pop("hash", "h"), fields.pop("weights", "w"), fields.pop("connector", "1"), True
+        f"{node_id}-engine",
+        fields.pop("hash", "h"),
+        fields.pop("weights", "w"),
+        fields.pop("connector", "1"),
+        True,
+        fields.pop("second_chance", False),
     )
     defaults: dict[str, Any] = {
         "role": Role.PREFILL if node_id.startswith("p") else Role.DECODE,

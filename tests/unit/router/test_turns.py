@@ -141,6 +141,26 @@ async def test_a_claim_is_returned_only_when_its_handle_cannot_have_been_sent() 
         assert len(bench.owner.returned) == returned, failure
 
 
+async def test_a_claim_is_returned_when_its_client_leaves_before_prefill_is_reached() -> None:
+    async def silent() -> Reply:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    for reached, returned in ((False, 1), (True, 0)):
+        bench = warm_bench()
+        bench.engines.prefill_steps = [silent]
+        if not reached:
+            bench.engines.connected.clear()
+        running = asyncio.ensure_future(bench.chat("a", "b", "c"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert bench.engines.prefills
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert len(bench.owner.returned) == returned, reached
+
+
 async def test_a_200_that_says_error_counts_as_a_failure() -> None:
     bench = warm_bench()
     bench.engines.prefill_steps = [type(hand_off())(200, {}, b'{"choices": [{"finish_reason": "error"}]}')]

@@ -32,8 +32,10 @@ from backhaul_router.open_files import allow_open_files
 from backhaul_router.orphans import watch_orphans
 from backhaul_router.owner_client import OwnerClient
 from backhaul_router.ports import Policy
+from backhaul_router.prompt_tokens import PromptTokens
 from backhaul_router.readiness import Readiness
 from backhaul_router.registry_client import RegistryClient
+from backhaul_router.second_chances import SecondChances
 from backhaul_router.turns import Turns
 
 _log = structlog.get_logger(__name__)
@@ -98,10 +100,21 @@ async def running(config: Config) -> AsyncIterator[Running]:
             timeouts=_timeouts(config), answer_bytes=int(config.answer_limit), late_limit=config.max_turns
         ) as engines,
     ):
+        tokens = PromptTokens(engines, clock)
+        second_chances = SecondChances(
+            owner=owner,
+            tokens=tokens,
+            table=table,
+            load=load,
+            clock=clock,
+            budget_s=config.harvest_budget_s,
+            keep_constraints=policy.keep_constraints,
+        )
         lookups = Lookups(
             registry=registry,
             owner=owner,
-            tokenizer=engines,
+            tokens=tokens,
+            second_chances=second_chances,
             table=table,
             load=load,
             fresh=fresh,

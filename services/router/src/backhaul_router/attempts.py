@@ -6,10 +6,11 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 
 from backhaul_router.answers import whole_of
 from backhaul_router.core import misses
+from backhaul_router.core.body import Endpoint
 from backhaul_router.core.claims import Grant, KeptBlocks
 from backhaul_router.core.engines import NOT_READ, RETRYABLE, EngineError, Failure, failure_in
 from backhaul_router.core.errors import ApiError, engine_answer
-from backhaul_router.core.legs import HandOff, decode_body, hand_off, is_object, prefill_body
+from backhaul_router.core.legs import HandOff, decode_body, hand_off, is_object, prefill_body, token_prefill_body
 from backhaul_router.core.nodes import Node, NodeTable, Role
 from backhaul_router.core.opening import failed_whole
 from backhaul_router.core.picking import Load, Pair, others, pick_decode, pick_pair
@@ -68,7 +69,7 @@ class Attempts:
     def clean_up(self, turn: Turn) -> None:
         """Returns a claim whose handle no engine has been sent; has a hand-off freed that none will read."""
         if turn.unused is not None:
-            self._owner.give_back(turn.unused.claim)
+            self._owner.give_back(turn.unused.source)
             turn.unused = None
         if turn.untold is not None:
             self._release(*turn.untold)
@@ -103,44 +104,51 @@ class Attempts:
 
     async def _prefill_leg(self, turn: Turn, node: Node) -> HandOff:
         """Runs one prefill leg. Raises EngineError, or ApiError when the engine blames the client."""
-        handle = turn.warm.grant.handle if turn.warm else None
-        body = prefill_body(
-            turn.body,
-            handle=handle,
-            cache_salt=turn.cache_salt,
-            keep_constraints=self._policy.keep_constraints,
-        )
+        path, body = self._prefill_request(turn)
         with turn.trace.leg("prefill", node, turn.outcome) as headers, self._load.running(node):
-            # From the first byte on the handle may be spent.
-            grant, turn.unused = turn.unused, None
-            try:
-                async with self._departures.waiting_at(node):
-                    reply = await self._engines.prefill(
-                        f"{node.engine_url}{turn.path}",
-                        body,
-                        self._headers(turn, headers),
-                        warm=handle is not None,
-                        again=bool(turn.tried),
-                        late=lambda reply: self._too_late(node, grant, hand_off(reply.body)),
-                    )
-            except EngineError as error:
-                if error.failure is Failure.REFUSED:
-                    turn.unused = grant
-                raise
+            grant = turn.unused
+
+            def sent() -> None:
+                # From the first byte on the handle may be spent.
+                turn.unused = None
+
+            async with self._departures.waiting_at(node):
+                reply = await self._engines.prefill(
+                    f"{node.engine_url}{path}",
+                    body,
+                    self._headers(turn, headers),
+                    warm=turn.warm is not None,
+                    again=bool(turn.tried),
+                    on_sent=sent,
+                    late=lambda reply: self._too_late(node, grant, hand_off(reply.body)),
+                )
             hand = hand_off(reply.body)
             failure = reply.failure or (Failure.ABANDONED if hand.failed else None)
             if failure:
                 raise EngineError(failure)
             self._load.standing.answered(node)
+            if reply.status >= 400 and turn.warm and turn.warm.token_ids is not None:
+                # Blames a request that is not the client's.
+                raise EngineError(Failure.FAULT)
             if reply.status >= 400:
                 raise engine_answer(reply.status, reply.body, reply.headers)
             return hand
+
+    def _prefill_request(self, turn: Turn) -> tuple[str, bytes]:
+        """Returns path and body of a prefill leg."""
+        warm, salt = turn.warm, turn.cache_salt
+        if warm and warm.token_ids is not None:
+            body = token_prefill_body(turn.body, warm.token_ids, handle=warm.grant.handle, cache_salt=salt)
+            return Endpoint.COMPLETIONS.value, body
+        handle = warm.grant.handle if warm else None
+        constraints = self._policy.keep_constraints
+        return turn.path, prefill_body(turn.body, handle=handle, cache_salt=salt, keep_constraints=constraints)
 
     def _too_late(self, node: Node, grant: Grant | None, hand: HandOff) -> None:
         """Takes a reply that nobody waits for any more: nothing may be kept for it."""
         self._release(node, hand)
         if grant is not None and hand.verdict is not None and not hand.verdict.spent:
-            self._owner.give_back(grant.claim)
+            self._owner.give_back(grant.source)
 
     def _repeat_prefill(self, turn: Turn, node: Node, failure: Failure) -> bool:
         """Notes a failed prefill leg. Tells whether it may be repeated, cold."""
@@ -159,13 +167,15 @@ class Attempts:
         turn.outcome.fallback = False
         if pair.prefill is not None:
             turn.untold = pair.prefill, hand
-        if turn.warm and verdict is None:
+        if turn.warm and turn.warm.token_ids is not None and verdict is None:
+            turn.outcome.count_read(turn.warm.grant.token_count)
+        elif turn.warm and verdict is None:
             # Nobody says that the blocks were verified: nothing computed from them may go on.
             turn.outcome.cold(misses.NO_CONNECTOR)
             params = None
         elif turn.warm and verdict is not None:
             if not verdict.spent:
-                self._owner.give_back(turn.warm.grant.claim)
+                self._owner.give_back(turn.warm.grant.source)
             if verdict.refused:
                 turn.outcome.cold(misses.handle_refused(verdict.refused))
             elif not verdict.read:
@@ -192,6 +202,7 @@ class Attempts:
             keys=turn.keys.label,
             continues=turn.keys.find,
             cache_salt=turn.cache_salt,
+            labelled=node.labelled,
         )
         turn.outcome.handed_off = params is not None
         headers = stack.enter_context(turn.trace.leg("decode", node, turn.outcome))

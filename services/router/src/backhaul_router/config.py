@@ -28,6 +28,8 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     """host:port of each registry replica"""
     lookup_budget_s: float = Field(default=0.05, gt=0, le=1)
     """time that a turn may spend on finding and claiming what it can reuse"""
+    harvest_budget_s: float = Field(default=0.25, ge=0, le=5)
+    """time that a turn with nothing to claim may spend on getting what a decode engine still caches; 0: none"""
     tenants_file: str = ""
     """TOML file with [tenants.NAME] key_sha256 = ["<hex>"]; without it there is no authentication"""
     cluster_key_file: str = ""

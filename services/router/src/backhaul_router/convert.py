@@ -30,6 +30,7 @@ def _engine_from(message: registry_pb2.Engine) -> Engine:
         weights_digest=message.weights_digest,
         connector_version=message.connector_version,
         reuse=message.reuse,
+        second_chance=message.second_chance,
     )
 
 
@@ -44,4 +45,5 @@ def pointer_from(message: registry_pb2.BlockSetPointer) -> Pointer:
         digest=message.digest,
         stride=message.stride,
         identity=message.identity,
+        cached=message.cached,
     )

@@ -137,14 +137,23 @@ class EngineClient:
         *,
         warm: bool,
         again: bool,
+        on_sent: Callable[[], None],
         late: Callable[[Reply], None],
     ) -> Reply:
-        """Runs a prefill leg, ``again`` on a new connection. Raises EngineError.
+        """Runs a prefill leg, ``again`` on a new connection; calls ``on_sent`` when it goes out. Raises EngineError.
 
-        Cancelling closes the connection a moment later; ``late`` is called with a reply that comes until then.
+        Cancelling closes the connection a moment later, or at once if nothing was sent; ``late`` is called with a reply
+        that comes until then.
         """
         limit = self._timeouts.warm_prefill_s if warm else self._timeouts.prefill_s
-        return await self._late.reply(self._whole("POST", url, body, headers, limit, pooled=not again), late)
+        sent = asyncio.Event()
+
+        def note_sent() -> None:
+            sent.set()
+            on_sent()
+
+        request = self._whole("POST", url, body, headers, limit, pooled=not again, on_sent=note_sent)
+        return await self._late.reply(request, late, sent=sent.is_set)
 
     async def tokenize(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> list[int]:
         """Returns the token ids of a prompt. Raises EngineError; an empty list means that the engine refused."""
@@ -223,12 +232,18 @@ class EngineClient:
         limit_s: float,
         *,
         pooled: bool = True,
+        on_sent: Callable[[], None] | None = None,
     ) -> Reply:
         try:
             async with (
                 asyncio.timeout(limit_s),
                 self._open(pooled=pooled).request(
-                    method, url, data=_pieces(body), headers=headers, allow_redirects=False
+                    method,
+                    url,
+                    data=_pieces(body),
+                    headers=headers,
+                    allow_redirects=False,
+                    trace_request_ctx=on_sent,
                 ) as response,
             ):
                 return Reply(response.status, response.headers, await self._bounded(response))

@@ -33,12 +33,19 @@ class LateReplies:
         if self._left:
             await asyncio.wait(self._left)
 
-    async def reply(self, request: Coroutine[Any, Any, Reply], late: Callable[[Reply], None]) -> Reply:
-        """Returns what ``request`` does; when cancelled, ``late`` may be called with it afterwards."""
+    async def reply(
+        self, request: Coroutine[Any, Any, Reply], late: Callable[[Reply], None], *, sent: Callable[[], bool]
+    ) -> Reply:
+        """Returns what ``request`` does; when cancelled, ``late`` may be called with it afterwards.
+
+        A request that is not ``sent`` by then never is.
+        """
         task = asyncio.ensure_future(request)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            if not sent():
+                task.cancel()
             self._leave(task, late)
             raise
 

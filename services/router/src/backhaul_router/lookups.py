@@ -1,8 +1,10 @@
-"""Finds and claims the block set of the turn before, within a budget. Whatever goes wrong is a miss with a reason."""
+"""Finds and claims the block set of the turn before, within a budget. Whatever goes wrong is a miss with a reason.
+
+When there is nothing to claim, but something that may still be cached, a second chance is asked for.
+"""
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -20,13 +22,15 @@ from backhaul_router.core import misses
 from backhaul_router.core.body import TurnBody
 from backhaul_router.core.candidates import Pointer, distinct, longest_match
 from backhaul_router.core.claims import Claim, Grant, KeptBlocks
-from backhaul_router.core.engines import EngineError
 from backhaul_router.core.fresh import FreshKeys
-from backhaul_router.core.legs import is_object, prompt_tokens_in, tokenize_body
+from backhaul_router.core.legs import is_object
 from backhaul_router.core.lookup import TurnKeys
-from backhaul_router.core.nodes import Node, NodeState, NodeTable, Role, compatible
+from backhaul_router.core.nodes import Node, NodeTable, Role, compatible
 from backhaul_router.core.picking import Load, pick_reader, readers
 from backhaul_router.observing import TurnTrace
+from backhaul_router.prompt_tokens import PromptTokens
+from backhaul_router.second_chances import SecondChances
+from backhaul_router.warm import Warm, holder_of
 
 _log = structlog.get_logger(__name__)
 
@@ -52,30 +56,13 @@ class Owner(Protocol):
         """Raises BackhaulError; a claim of unknown outcome is returned by the implementation."""
         ...
 
-    def give_back(self, claim: Claim) -> None:
-        """Returns a claim in the background."""
+    def give_back(self, source: Claim | KeptBlocks) -> None:
+        """Gives back in the background what nothing reads."""
         ...
 
     def release(self, kept: KeptBlocks) -> None:
         """Has a hand-off freed that no decode engine was told of, in the background."""
         ...
-
-
-class Tokenizer(Protocol):
-    """Turns prompts into tokens."""
-
-    async def tokenize(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> list[int]:
-        """Raises EngineError; empty when refused."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Warm:
-    """A granted block set and the nodes that go with it."""
-
-    grant: Grant
-    prefill: Node
-    holder: Node
 
 
 class Lookups:
@@ -86,7 +73,8 @@ class Lookups:
         *,
         registry: Registry,
         owner: Owner,
-        tokenizer: Tokenizer,
+        tokens: PromptTokens,
+        second_chances: SecondChances,
         table: NodeTable,
         load: Load,
         fresh: FreshKeys,
@@ -95,7 +83,8 @@ class Lookups:
     ) -> None:
         self._registry = registry
         self._owner = owner
-        self._tokenizer = tokenizer
+        self._tokens = tokens
+        self._second_chances = second_chances
         self._table = table
         self._load = load
         self._fresh = fresh
@@ -103,11 +92,18 @@ class Lookups:
         self._budget_s = budget_s
 
     async def claim_for(
-        self, body: TurnBody, *, scope: str, keys: TurnKeys, headers: Mapping[str, str], trace: TurnTrace
+        self,
+        body: TurnBody,
+        *,
+        scope: str,
+        cache_salt: str,
+        keys: TurnKeys,
+        headers: Mapping[str, str],
+        trace: TurnTrace,
     ) -> Warm | str:
-        """Returns a granted block set for a turn, or the reason why there is none.
+        """Returns granted blocks for a turn, or the reason why there are none.
 
-        ``headers`` go to an engine that is asked for the prompt's tokens.
+        ``cache_salt`` is that of the legs; ``headers`` go to an engine that is asked for the prompt's tokens.
         """
         deadline = self._clock.monotonic() + self._budget_s
         try:
@@ -119,19 +115,34 @@ class Lookups:
             _log.debug("lookup failed", reason=error.reason)
             return misses.REGISTRY_UNAVAILABLE
         candidates = distinct(pointers)
-        if not candidates:
-            return misses.NOT_FOUND if keys.continues else misses.FIRST_TURN
-        chosen = await self._choose(body, candidates, headers, deadline)
-        if isinstance(chosen, str):
-            return chosen
-        return await self._claim(*chosen, scope=scope, deadline=deadline, trace=trace)
+        retained = [pointer for pointer in candidates if not pointer.cached]
+        cached = [pointer for pointer in candidates if pointer.cached]
+        found: Warm | str = misses.NOT_FOUND if keys.continues else misses.FIRST_TURN
+        if retained:
+            chosen = await self._choose(body, retained, headers, deadline)
+            if isinstance(chosen, str):
+                found = chosen
+            else:
+                found = await self._claim(*chosen, scope=scope, deadline=deadline, trace=trace)
+        if not isinstance(found, str) or not cached or found not in misses.SECOND_CHANCE:
+            return found
+        second = await self._second_chances.harvest_for(
+            body, cached, scope=scope, cache_salt=cache_salt, headers=headers, trace=trace
+        )
+        return second or found
 
     async def _find(self, scope: str, keys: Sequence[str], deadline: float) -> list[Pointer]:
-        """Finds pointers; waits for those of a turn that has only just ended."""
+        """Finds pointers; waits for those of a turn that has only just ended, as long as it may."""
         pause = _FIRST_PAUSE_S
+        pointers: list[Pointer] | None = None
         while True:
-            left = deadline - self._clock.monotonic()
-            pointers = await self._registry.find(scope, keys, timeout_s=max(left, 0.0))
+            left = deadline - self._clock.monotonic() - (_CLAIM_RESERVE_S if pointers else 0.0)
+            try:
+                pointers = await self._registry.find(scope, keys, timeout_s=max(left, 0.0))
+            except BackhaulError:
+                if not pointers:
+                    raise
+                return pointers
             missing = self._fresh.missing(scope, keys, {pointer.key for pointer in pointers})
             if not missing:
                 return pointers
@@ -145,7 +156,7 @@ class Lookups:
         self, body: TurnBody, candidates: Sequence[Pointer], headers: Mapping[str, str], deadline: float
     ) -> tuple[Pointer, Node, Node] | str:
         """Returns a pointer, the node that will read and the node that holds."""
-        held = [(pointer, holder) for pointer in candidates if (holder := self._holder(pointer))]
+        held = [(pointer, holder) for pointer in candidates if (holder := holder_of(self._table, pointer))]
         if not held:
             return misses.OWNER_UNAVAILABLE
         readable = [(pointer, holder) for pointer, holder in held if self._readers(body.model, holder)]
@@ -154,7 +165,7 @@ class Lookups:
         pointer, holder = readable[0]
         if len(readable) > 1:
             reader = self._readers(body.model, holder)[0]
-            tokens = await self._tokens(body, reader, headers, deadline)
+            tokens = await self._tokens.of(body, reader, headers, deadline)
             if not tokens:
                 return misses.AMBIGUOUS
             match = longest_match((pointer for pointer, _ in readable), tokens)
@@ -166,20 +177,6 @@ class Lookups:
             return misses.NO_CONNECTOR
         prefill = pick_reader(self._load, able, holder)
         return misses.PAIR_APART if prefill is None else (pointer, prefill, holder)
-
-    async def _tokens(self, body: TurnBody, node: Node, headers: Mapping[str, str], deadline: float) -> list[int]:
-        given = prompt_tokens_in(body)
-        if given is not None:
-            return given
-        left = deadline - self._clock.monotonic()
-        if left <= 0:
-            return []
-        try:
-            return await self._tokenizer.tokenize(
-                f"{node.engine_url}/tokenize", tokenize_body(body), headers, timeout_s=left
-            )
-        except EngineError:
-            return []
 
     async def _claim(
         self, pointer: Pointer, prefill: Node, holder: Node, *, scope: str, deadline: float, trace: TurnTrace
@@ -205,14 +202,9 @@ class Lookups:
         except BackhaulError:
             return misses.OWNER_UNAVAILABLE
         if not is_object(grant.handle):
-            self._owner.give_back(claim)
+            self._owner.give_back(grant.source)
             return misses.claim_refused("bad_handle")
         return Warm(grant, prefill, holder)
-
-    def _holder(self, pointer: Pointer) -> Node | None:
-        node = self._table.get(pointer.node_id)
-        usable = node is not None and node.role is Role.DECODE and node.state is NodeState.READY
-        return node if usable and node is not None and node.engine(pointer.engine_id) else None
 
     def _readers(self, model: str, holder: Node) -> list[Node]:
         return [node for node in self._table.ready(Role.PREFILL, model) if compatible(node, holder)]

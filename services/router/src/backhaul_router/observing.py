@@ -198,6 +198,7 @@ def _log_turn(operation: str, outcome: Outcome, result: str) -> None:
         operation=operation,
         result=result,
         route=outcome.route.value,
+        source=outcome.source or None,
         miss=outcome.miss or None,
         fallback=outcome.fallback,
         prompt_tokens=outcome.prompt_token_count,

@@ -1,7 +1,8 @@
 """Claims at the owners of block sets, their return, and releases of what nobody will read."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +20,7 @@ from backhaul_common.errors import (
     UnavailableError,
 )
 from backhaul_common.grpc_client import open_channel, to_error
-from backhaul_router.core.claims import Claim, Grant, KeptBlocks, Released
+from backhaul_router.core.claims import Claim, Grant, Harvest, KeptBlocks, Released
 
 _log = structlog.get_logger(__name__)
 
@@ -74,25 +75,40 @@ class OwnerClient:
             weights_digest=claim.weights_digest,
         )
         try:
-            response = await self._stub(claim.address).ClaimBlockSet(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            refusal = to_error(error)
-            if not isinstance(refusal, _CERTAIN):
+            with _errors():
+                response = await self._stub(claim.address).ClaimBlockSet(request, timeout=timeout_s)
+        except (BackhaulError, asyncio.CancelledError) as error:
+            if not isinstance(error, _CERTAIN):
                 self.give_back(claim)
-            raise refusal from error
-        except asyncio.CancelledError:
-            self.give_back(claim)
-            task = asyncio.current_task()
-            if task is not None and not task.cancelling():
-                # The channel was closed under the call, because the node has left.
-                raise UnavailableError("OWNER_GONE", "the owner has left") from None
             raise
-        return Grant(claim, response.kv_transfer_params_json)
+        return Grant(claim, response.kv_transfer_params_json, response.token_count)
 
-    def give_back(self, claim: Claim) -> None:
-        """Returns a claim in the background; what does not get through lapses at the owner's deadline."""
-        request = agent_pb2.ReturnBlockSetRequest(request_id=claim.request_id)
-        self._tell("claim not returned", lambda: self._stub(claim.address).ReturnBlockSet(request, timeout=_TELL_S))
+    async def harvest(self, harvest: Harvest, *, timeout_s: float) -> Grant:
+        """Asks for a fresh handle. Sent once; raises BackhaulError for every other outcome.
+
+        When the outcome is unknown nothing is to be done: the owner releases a handle that it could not deliver.
+        """
+        request = agent_pb2.HarvestBlockSetRequest(
+            set_id=harvest.set_id,
+            engine_id=harvest.engine_id,
+            scope=harvest.scope,
+            weights_digest=harvest.weights_digest,
+            model=harvest.model,
+            cache_salt=harvest.cache_salt,
+            token_ids=harvest.token_ids,
+        )
+        with _errors():
+            response = await self._stub(harvest.address).HarvestBlockSet(request, timeout=timeout_s)
+        kept = KeptBlocks(harvest.address, harvest.engine_id, response.hand_off_id)
+        return Grant(kept, response.kv_transfer_params_json, response.token_count)
+
+    def give_back(self, source: Claim | KeptBlocks) -> None:
+        """Gives back in the background what nothing reads; what does not get through ends at the owner's deadline."""
+        if isinstance(source, KeptBlocks):
+            self.release(source)
+            return
+        request = agent_pb2.ReturnBlockSetRequest(request_id=source.request_id)
+        self._tell("claim not returned", lambda: self._stub(source.address).ReturnBlockSet(request, timeout=_TELL_S))
 
     def release(self, kept: KeptBlocks) -> None:
         """Has a hand-off freed in the background; what does not get through is freed when its lease ends."""
@@ -149,3 +165,18 @@ class OwnerClient:
         if channel is None:
             channel = self._channels[address] = open_channel(address)
         return agent_pb2_grpc.BlockSetServiceStub(channel)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Raises BackhaulError for a call that fails, and for one whose channel was closed under it."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise to_error(error) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and not task.cancelling():
+            # The node has left.
+            raise UnavailableError("OWNER_GONE", "the owner has left") from None
+        raise

@@ -46,11 +46,12 @@ class Engines(Protocol):
         *,
         warm: bool,
         again: bool,
+        on_sent: Callable[[], None],
         late: Callable[[Reply], None],
     ) -> Reply:
-        """Sent once, ``again`` on a new connection. Raises EngineError.
+        """Sent once, ``again`` on a new connection; calls ``on_sent`` then. Raises EngineError.
 
-        Cancelling ends it soon; ``late`` is called with a reply that comes nevertheless.
+        Cancelling ends it soon, at once if nothing was sent; ``late`` is called with a reply that comes nevertheless.
         """
         ...
 

@@ -10,9 +10,9 @@ from backhaul_router.core.nodes import Node
 from backhaul_router.core.picking import Pair
 from backhaul_router.core.turn import Outcome
 from backhaul_router.core.usage import PromptUsage
-from backhaul_router.lookups import Warm
 from backhaul_router.observing import TurnTrace
 from backhaul_router.ports import Stream
+from backhaul_router.warm import Warm
 
 
 @dataclass(slots=True)

@@ -132,13 +132,18 @@ class Turns:
             turn.outcome.cold(miss)
             return
         found = await self._lookups.claim_for(
-            turn.body, scope=turn.scope, keys=turn.keys, headers=turn.engine_headers, trace=turn.trace
+            turn.body,
+            scope=turn.scope,
+            cache_salt=turn.cache_salt,
+            keys=turn.keys,
+            headers=turn.engine_headers,
+            trace=turn.trace,
         )
         if isinstance(found, str):
             turn.outcome.cold(found)
         else:
             turn.warm, turn.unused = found, found.grant
-            turn.outcome.warm()
+            turn.outcome.warm(cached=found.grant.cached)
 
     def _no_lookup(self, turn: Turn, reuse: bool) -> str:
         if turn.alone:

@@ -58,6 +58,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "tools": ((list,), "an array"),
     "stream_options": ((dict,), "an object"),
     "cache_salt": ((str,), "a string"),
+    "session_id": ((str,), "a string"),
     "chat_template": ((str,), "a string"),
     "chat_template_kwargs": ((dict,), "an object"),
     "vllm_xargs": ((dict,), "an object"),

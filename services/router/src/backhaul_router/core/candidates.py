@@ -19,6 +19,8 @@ class Pointer:
     """Digest of the first ``token_count`` tokens."""
     stride: int
     identity: bytes
+    cached: bool = False
+    """Whether nothing is retained: the engine merely may still cache the blocks. All but the names may be missing."""
 
 
 def distinct(pointers: Iterable[Pointer]) -> list[Pointer]:

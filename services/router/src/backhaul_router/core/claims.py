@@ -1,5 +1,6 @@
-"""Claims and grants of block sets, and the names of hand-offs."""
+"""Claims and grants of block sets, fresh handles, and the names under which engines keep blocks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -18,11 +19,28 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptBlocks:
-    """What a prefill engine keeps for a decode engine."""
+class Harvest:
+    """A fresh handle to ask for."""
 
     address: str
-    """Agent of the prefill node."""
+    """Agent of the node whose engine may still cache the blocks."""
+    set_id: str
+    engine_id: str
+    scope: str
+    weights_digest: str
+    """Of the prefill engine that will read."""
+    model: str
+    cache_salt: str
+    token_ids: Sequence[int]
+    """All of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBlocks:
+    """What an engine keeps for one reader: a prefill engine for decode, or the other way round by a fresh handle."""
+
+    address: str
+    """Agent of the node that keeps them."""
     engine_id: str
     hand_off_id: str
 
@@ -39,8 +57,15 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A claim that was granted: good for one prefill leg."""
+    """Blocks that one prefill leg may read, and no other."""
 
-    claim: Claim
+    source: Claim | KeptBlocks
+    """Where they come from: to be given back when nothing reads them."""
     handle: str
     """kv_transfer_params for the prefill leg, a JSON object."""
+    token_count: int
+
+    @property
+    def cached(self) -> bool:
+        """Whether the handle was made for this turn alone, from what an engine still cached."""
+        return isinstance(self.source, KeptBlocks)

@@ -1,5 +1,6 @@
 """Which requests the decode engine must serve alone, without a hand-off."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from backhaul_router.core.body import TurnBody
@@ -24,6 +25,31 @@ def decode_alone(body: TurnBody) -> str:
         # Truncates to what max_tokens leaves, which differs between the legs.
         return "truncate_prompt_tokens"
     return "prompt" if _many(fields.get("prompt")) else ""
+
+
+def text_only(body: TurnBody) -> bool:
+    """Tells whether the prompt is nothing but text, or tokens: then its tokens say all that an engine computes from."""
+    return all(_is_text(message.get("content")) for message in body.fields.get("messages") or ())
+
+
+def tokens_certain(body: TurnBody) -> bool:
+    """Tells whether `/tokenize` gives exactly the tokens that the engine would compute the request from.
+
+    It does not know ``truncate_prompt_tokens``, and no ``tool_choice``: with "none" a server may leave the tools out
+    (``--exclude-tools-when-tool-choice-none``).
+    """
+    fields = body.fields
+    return fields.get("truncate_prompt_tokens") is None and not (fields.get("tools") and _no_tool(fields))
+
+
+def _is_text(content: Any) -> bool:
+    if not isinstance(content, list):
+        return True
+    return all(isinstance(part, dict) and part.get("type") == "text" for part in content)
+
+
+def _no_tool(fields: Mapping[str, Any]) -> bool:
+    return fields.get("tool_choice") == "none"
 
 
 def _many(prompt: Any) -> bool:

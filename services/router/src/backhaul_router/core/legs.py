@@ -20,8 +20,11 @@ MAX_TOKENS = 2**31 - 1
 
 _PARAMS = "kv_transfer_params"
 
-_NEVER_SENT = (_PARAMS, "ec_transfer_params", "request_id")
-"""Topology and identity are ours: from a client they would name hosts to connect to, or another request."""
+_SESSION = "session_id"
+_LABEL = "backhaul"
+
+_NEVER_SENT = (_PARAMS, "ec_transfer_params", "request_id", _SESSION)
+"""Topology and identity are ours: from a client they would name hosts to connect to, or another request or turn."""
 
 _DECODE_ONLY = (
     "stream",
@@ -61,6 +64,9 @@ _COLD_PARAMS = msgspec.json.encode(
         "remote_port": None,
     }
 )
+
+_OF_TOKENS = ("model", "priority")
+"""What a request that gives the prompt as tokens keeps. All else shapes the prompt, or the token that nobody reads."""
 
 _ONE, _NULL = msgspec.Raw(b"1"), msgspec.Raw(b"null")
 
@@ -156,6 +162,15 @@ def prefill_body(
     return _encode(fields)
 
 
+def token_prefill_body(body: TurnBody, token_ids: Sequence[int], *, handle: str, cache_salt: str) -> bytes:
+    """Returns a prefill leg for `/v1/completions` with exactly these tokens as its prompt."""
+    fields = {
+        name: value for name, value in _for_engine(body, cache_salt).items() if name in (*_OF_TOKENS, "cache_salt")
+    }
+    fields |= {"prompt": msgspec.Raw(_encode(token_ids)), "max_tokens": _ONE, _PARAMS: msgspec.Raw(handle.encode())}
+    return _encode(fields)
+
+
 def decode_body(
     body: TurnBody,
     *,
@@ -164,13 +179,18 @@ def decode_body(
     keys: Sequence[str],
     continues: Sequence[str] = (),
     cache_salt: str,
+    labelled: bool = False,
 ) -> bytes:
     """Returns the decode leg: the client's request with the prefill engine's params and the turn's label.
 
     ``continues`` are the keys by which the turn before was looked up, best first; the first few are told.
-    Complete enough for the engine to compute everything on its own. Without ``params`` there is no label either.
+    Complete enough for the engine to compute everything on its own. Without ``params`` there is no label either, but
+    for an engine without the connector (``labelled``): that one repeats ``session_id`` with what it caches
+    (`distributed/kv_events.py`, ``BlockStored``).
     """
     fields = _for_engine(body, cache_salt)
+    if labelled and keys:
+        fields[_SESSION] = msgspec.Raw(_encode(":".join((_LABEL, scope, *keys))))
     if params is not None:
         label = msgspec.Raw(_encode(TurnLabel(scope=scope, keys=list(keys), continues=list(continues[:MAX_CONTINUES]))))
         fields[_PARAMS] = msgspec.Raw(_encode({**params, PARAMS_KEY: label}))

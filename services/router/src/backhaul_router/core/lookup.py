@@ -88,8 +88,9 @@ def session_key(session_id: bytes) -> str:
 
 
 def _session_in(body: TurnBody) -> bytes | None:
-    value = body.fields.get("conversation_id")
-    return checked_session_id(value) if isinstance(value, str) else None
+    named = (body.fields.get(name) for name in ("conversation_id", "session_id"))
+    given = (checked_session_id(value) for value in named if isinstance(value, str))
+    return next((session_id for session_id in given if session_id), None)
 
 
 def _chain(fields: Mapping[str, Any]) -> list[str]:

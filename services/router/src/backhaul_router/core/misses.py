@@ -34,6 +34,30 @@ DECODE_FAILED = "decode_failed"
 NO_PREFILL = "no_prefill"
 """No prefill node is ready; the decode engine computes the prompt."""
 
+HARVEST_TIMEOUT = "harvest_timeout"
+"""Nothing to claim, and no fresh handle for what is still cached within the budget for that."""
+NO_TOKENS = "no_tokens"
+"""Nothing to claim, and the prompt's tokens, which a fresh handle needs, could not be had."""
+
+SECOND_CHANCE = frozenset(
+    {
+        FIRST_TURN,
+        NOT_FOUND,
+        OWNER_UNAVAILABLE,
+        AMBIGUOUS,
+        NO_MATCH,
+        INCOMPATIBLE,
+        NO_CONNECTOR,
+        PAIR_APART,
+        "claim:set_unknown",
+        "claim:set_expiring",
+        "claim:set_claimed",
+        "claim:set_fenced",
+        "claim:draining",
+    }
+)
+"""There is nothing to claim, at least not for this turn: what is merely cached may do."""
+
 _UNSAFE = re.compile(r"[^a-z0-9_]+")
 _LONGEST = 40
 
@@ -41,6 +65,11 @@ _LONGEST = 40
 def claim_refused(reason: str) -> str:
     """Returns the miss reason for an owner's refusal, such as ``claim:set_claimed``."""
     return f"claim:{_slug(reason)}"
+
+
+def harvest_refused(reason: str) -> str:
+    """Returns the miss reason for an owner that made no fresh handle, such as ``harvest:not_cached``."""
+    return f"harvest:{_slug(reason)}"
 
 
 def handle_refused(verdict: str) -> str:

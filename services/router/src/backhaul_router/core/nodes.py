@@ -33,6 +33,8 @@ class Engine:
     """Empty when the engine runs without Backhaul's connector."""
     reuse: bool = False
     """Whether its turns can reuse blocks."""
+    second_chance: bool = False
+    """Whether its owner gives fresh handles for what it caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,19 @@ class Node:
         return bool(self.engines) and all(engine.reuse and engine.connector_version for engine in self.engines)
 
     @property
+    def stock(self) -> bool:
+        """Whether the engines are known to run without Backhaul's connector."""
+        return bool(self.engines) and not any(engine.connector_version for engine in self.engines)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether turns are named to the engines in vLLM's own way, so that their owner can give second chances.
+
+        Where block sets are retained the connector is told their names, and the owner knows them.
+        """
+        return not self.reuse and any(engine.second_chance for engine in self.engines)
+
+    @property
     def weights_digest(self) -> str:
         """The weights of the node's engines; empty when unknown."""
         return self.engines[0].weights_digest if self.engines else ""
@@ -81,6 +96,12 @@ def compatible(prefill: Node, decode: Node) -> bool:
     if prefill.engine_url == decode.engine_url:
         return False
     return all(_fit(one, other) for one in prefill.engines for other in decode.engines)
+
+
+def same_weights(one: Node, other: Node) -> bool:
+    """Tells whether two nodes are known to have the same weights."""
+    digests = {engine.weights_digest for engine in (*one.engines, *other.engines)}
+    return len(digests) == 1 and "" not in digests
 
 
 def _serves(node: Node, role: Role, model: str) -> bool:

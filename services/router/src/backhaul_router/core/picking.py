@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from backhaul_router.core.nodes import Node, NodeTable, Role, compatible
+from backhaul_router.core.nodes import Node, NodeTable, Role, compatible, same_weights
 from backhaul_router.core.standing import Standing
 
 
@@ -99,6 +99,15 @@ def readers(table: NodeTable, model: str, holder: Node) -> list[Node]:
     An engine without the connector would take any blocks for the prompt's.
     """
     return [node for node in table.ready(Role.PREFILL, model) if node.reuse and compatible(node, holder)]
+
+
+def token_readers(table: NodeTable, model: str, holder: Node) -> list[Node]:
+    """Returns the prefill nodes without the connector that can read the holder's blocks if the prompt fits for certain.
+
+    Nobody verifies there: the weights must be known to be the same.
+    """
+    ready = table.ready(Role.PREFILL, model)
+    return [node for node in ready if node.stock and compatible(node, holder) and same_weights(node, holder)]
 
 
 def pick_reader(load: Load, nodes: Iterable[Node], holder: Node) -> Node | None:

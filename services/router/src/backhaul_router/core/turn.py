@@ -18,6 +18,8 @@ class Outcome:
     """What became of a turn, filled in as it goes."""
 
     route: Route = Route.COLD
+    source: str = ""
+    """What a warm turn's blocks were to their holder: `claimed` (retained) or `cached`; empty when it is cold."""
     miss: str = ""
     """Why the turn is cold; empty when it is not."""
     fallback: bool = False
@@ -34,12 +36,16 @@ class Outcome:
 
     def cold(self, miss: str) -> None:
         """The turn is cold, for this reason."""
-        self.route, self.miss = Route.COLD, miss
+        self.route, self.source, self.miss = Route.COLD, "", miss
         self.local_token_count = self.read_token_count = 0
 
-    def warm(self) -> None:
+    def warm(self, *, cached: bool) -> None:
         """A handle goes to the prefill engine."""
-        self.route, self.miss = Route.WARM, ""
+        self.route, self.source, self.miss = Route.WARM, "cached" if cached else "claimed", ""
+
+    def count_read(self, token_count: int) -> None:
+        """Takes what the handle covers as read: a prefill engine without the connector does not say what it had."""
+        self.read_token_count = token_count
 
     def count(self, verdict: Verdict) -> None:
         """Takes the prefill engine's token counts."""
@@ -56,6 +62,8 @@ class Outcome:
             "x-backhaul-local-tokens": str(self.local_token_count),
             "x-backhaul-read-tokens": str(self.read_token_count),
         }
+        if self.source:
+            headers["x-backhaul-source"] = self.source
         if self.miss:
             headers["x-backhaul-miss"] = self.miss
         if self.fallback:

@@ -1,0 +1,140 @@
+"""Fresh handles for what engines still cache of turns before, for turns that have nothing to claim.
+
+Costs a turn that is cold in the end no more than the budget; whatever goes wrong is a miss with a reason.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from backhaul_common.clock import Clock
+from backhaul_common.errors import BackhaulError, DeadlineExceededError
+from backhaul_router.core import misses
+from backhaul_router.core.body import TurnBody
+from backhaul_router.core.candidates import Pointer
+from backhaul_router.core.claims import Claim, Grant, Harvest, KeptBlocks
+from backhaul_router.core.kinds import text_only, tokens_certain
+from backhaul_router.core.legs import is_object
+from backhaul_router.core.nodes import Node, NodeTable
+from backhaul_router.core.picking import Load, pick_reader, readers, token_readers
+from backhaul_router.observing import TurnTrace
+from backhaul_router.prompt_tokens import PromptTokens
+from backhaul_router.warm import Warm, holder_of
+
+_TRIES = 2
+"""Owners asked for one turn."""
+
+_MOST_TOKEN = 2**31 - 1
+"""Nothing larger can be asked for, and no model has it."""
+
+
+class Owner(Protocol):
+    """Who has engines make fresh handles."""
+
+    async def harvest(self, harvest: Harvest, *, timeout_s: float) -> Grant:
+        """Raises BackhaulError; then nothing stays kept."""
+        ...
+
+    def give_back(self, source: Claim | KeptBlocks) -> None:
+        """Gives back in the background what nothing reads."""
+        ...
+
+
+class SecondChances:
+    """Asks for fresh handles, for one turn after the other."""
+
+    def __init__(
+        self,
+        *,
+        owner: Owner,
+        tokens: PromptTokens,
+        table: NodeTable,
+        load: Load,
+        clock: Clock,
+        budget_s: float,
+        keep_constraints: Collection[str] = (),
+    ) -> None:
+        """``budget_s`` 0 gives none; ``keep_constraints`` are those of `Policy`."""
+        self._owner = owner
+        self._tokens = tokens
+        self._table = table
+        self._load = load
+        self._clock = clock
+        self._budget_s = budget_s
+        self._keep_constraints = tuple(keep_constraints)
+
+    async def harvest_for(
+        self,
+        body: TurnBody,
+        pointers: Sequence[Pointer],
+        *,
+        scope: str,
+        cache_salt: str,
+        headers: Mapping[str, str],
+        trace: TurnTrace,
+    ) -> Warm | str:
+        """Returns a fresh handle for a turn, or the reason why there is none; empty when nobody could be asked."""
+        if not self._budget_s or not text_only(body):
+            return ""
+        deadline = self._clock.monotonic() + self._budget_s
+        miss, tokens = "", list[int]()
+        with trace.step("second chance"):
+            for pointer, prefill, holder in self._candidates(body, pointers):
+                tokens = tokens or await self._tokens.of(body, prefill, headers, deadline)
+                if not tokens or not 0 <= min(tokens) <= max(tokens) <= _MOST_TOKEN:
+                    return misses.NO_TOKENS
+                harvest = Harvest(
+                    address=holder.agent_address,
+                    set_id=pointer.set_id,
+                    engine_id=pointer.engine_id,
+                    scope=scope,
+                    weights_digest=prefill.weights_digest,
+                    model=body.model,
+                    cache_salt=cache_salt,
+                    token_ids=tokens,
+                )
+                found = await self._harvest(harvest, prefill, holder, deadline)
+                if not isinstance(found, str) or found == misses.HARVEST_TIMEOUT:
+                    return found
+                miss = found
+        return miss
+
+    async def _harvest(self, harvest: Harvest, prefill: Node, holder: Node, deadline: float) -> Warm | str:
+        left = deadline - self._clock.monotonic()
+        if left <= 0:
+            return misses.HARVEST_TIMEOUT
+        try:
+            grant = await self._owner.harvest(harvest, timeout_s=left)
+        except DeadlineExceededError:
+            return misses.HARVEST_TIMEOUT
+        except BackhaulError as error:
+            return misses.harvest_refused(error.reason)
+        # An engine without the connector takes all blocks of a handle for the prompt's beginning: the prompt must be
+        # longer, and be given as the very tokens of which the handle was made.
+        tokens = harvest.token_ids if prefill.stock else None
+        fits = tokens is None or grant.token_count < len(tokens)
+        if not is_object(grant.handle) or grant.token_count <= 0 or not fits:
+            self._owner.give_back(grant.source)
+            return misses.harvest_refused("bad_handle")
+        return Warm(grant, prefill, holder, tokens)
+
+    def _candidates(self, body: TurnBody, pointers: Iterable[Pointer]) -> list[tuple[Pointer, Node, Node]]:
+        """Returns the best pointers, each with a node that can read and the node that holds."""
+        found: list[tuple[Pointer, Node, Node]] = []
+        for pointer in pointers:
+            holder = holder_of(self._table, pointer)
+            engine = holder.engine(pointer.engine_id) if holder else None
+            if holder is None or engine is None or not engine.second_chance:
+                continue
+            prefill = pick_reader(self._load, self._readers(body, holder), holder)
+            if prefill is not None:
+                found.append((pointer, prefill, holder))
+            if len(found) == _TRIES:
+                break
+        return found
+
+    def _readers(self, body: TurnBody, holder: Node) -> list[Node]:
+        """Returns prefill nodes that verify what they read, else those that can be given the prompt as tokens."""
+        verifying = readers(self._table, body.model, holder)
+        if verifying or not tokens_certain(body) or any(part in body.model.lower() for part in self._keep_constraints):
+            return verifying
+        return token_readers(self._table, body.model, holder)
