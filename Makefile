@@ -52,6 +52,10 @@ test: $(ENVIRONMENTS) ## Runs all tests: unit, contract, integration with etcd, 
 soak: $(if $(ENVIRONMENTS),install-services) ## Plays 200,000 random turns on simulated engines, every text checked (ARGS=--help for options)
 	@$(BIN)/python -m tests.soak $(ARGS)
 
+.PHONY: replay
+replay: $(if $(ENVIRONMENTS),install-services) ## What each retention policy would save on a trace of turns, in virtual time (ARGS=--help for options)
+	@$(BIN)/python -m backhaul_replay $(or $(ARGS),--synthetic agents)
+
 .PHONY: check
 check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code up to date, nothing private in any file
 	$(BIN)/ruff check

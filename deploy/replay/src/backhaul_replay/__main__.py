@@ -1,0 +1,91 @@
+"""Plays a trace of turns in virtual time and prints what each retention policy would save."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+from backhaul_replay.agent import Budget
+from backhaul_replay.bound import BoundError, most_tokens
+from backhaul_replay.hardware import Hardware
+from backhaul_replay.policies import contenders
+from backhaul_replay.replay import replay
+from backhaul_replay.report import Row, as_json, as_table
+from backhaul_replay.synthetic import SHAPES
+from backhaul_replay.trace import Trace, TraceError, parse, render
+
+_NOTES = """
+Saved are prefill tokens of turns that came within {seconds:,.0f} s. "pinned" are blocks. "delayed" are turns that
+waited for blocks of the decode engine while any were pinned, and how long they did, all together.
+The bound knows the future: the most tokens that pinning {budget:,} blocks ({share:.0%} of all) can save at these very
+turn times, each set kept from its turn's end to the next one or not at all (linear relaxation of the packing of
+intervals); what the prefix cache saves besides is not in it.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        trace = _trace(arguments)
+        hardware = Hardware(**{field.name: getattr(arguments, field.name) for field in fields(Hardware)})
+        budget = Budget(arguments.retained_share, arguments.pressure_mark)
+        if arguments.write:
+            arguments.write.write_text("\n".join(render(trace)) + "\n")
+            return 0
+        rows = _compare(trace, hardware, budget, arguments.max_retention_s)
+    except (TraceError, BoundError, ValueError, OSError) as error:
+        print(f"backhaul-replay: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        print(json.dumps(as_json(trace, rows), indent=2))
+        return 0
+    print(as_table(trace, rows))
+    most = int(hardware.block_count * budget.share)
+    print(_NOTES.format(seconds=trace.end_s, budget=most, share=budget.share))
+    return 0
+
+
+def _trace(arguments: argparse.Namespace) -> Trace:
+    if arguments.synthetic:
+        return SHAPES[arguments.synthetic](arguments.seed)
+    try:
+        with arguments.trace.open() as lines:
+            return parse(lines)
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{arguments.trace} is not text: {error}") from None
+    except TraceError as error:
+        raise TraceError(f"{arguments.trace}: {error}") from None
+
+
+def _compare(trace: Trace, hardware: Hardware, budget: Budget, max_retention_s: float) -> list[Row]:
+    rows = []
+    for contender in contenders(max_retention_s):
+        outcome = replay(trace, contender, hardware, budget)
+        most = most_tokens(outcome.intervals, int(hardware.block_count * budget.share)) if contender.budget else None
+        rows.append(Row(contender.name, outcome, most))
+    return rows
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="backhaul-replay", description=__doc__)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("trace", nargs="?", type=Path, help="JSON lines, one turn each; see docs/retention.md")
+    source.add_argument("--synthetic", choices=sorted(SHAPES), help="a drawn trace of this shape in its place")
+    parser.add_argument("--seed", type=int, default=1, help="of the drawn trace (1)")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the trace there and stop")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    for field in fields(Hardware):
+        assert field.default is not MISSING
+        flag = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(flag, type=type(field.default), default=field.default, help=f"({field.default:g})")
+    parser.add_argument("--retained-share", type=float, default=0.5, help="most of all blocks that is pinned (0.5)")
+    parser.add_argument("--pressure-mark", type=float, default=0.9, help="less is pinned above this use (0.9)")
+    parser.add_argument("--max-retention-s", type=float, default=1_800.0, help="longest that a set is kept (1800)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
