@@ -75,6 +75,7 @@ class FakeEngine:
         self.tokens: list[int] = list(range(200))
         """What `/tokenize` answers."""
         self.tokenized: list[dict[str, Any]] = []
+        self.tokenize_hangs = False
         self.verdict: dict[str, Any] = {}
         """Overrides of the verdict."""
         self.usage: dict[str, Any] = {}
@@ -168,6 +169,8 @@ class FakeEngine:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         self.tokenized.append(await request.json())
+        if self.tokenize_hangs:
+            await asyncio.Event().wait()
         return web.json_response({"tokens": self.tokens, "count": len(self.tokens), "max_model_len": 4096})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:

@@ -25,7 +25,12 @@ class FakeOwner(Partial):
         self.refusal: BackhaulError | None = None
         """Answer to every claim and release of block sets, when set."""
         self.silent = False
-        """Whether claims are never answered."""
+        """Whether claims and harvests are never answered."""
+        self.harvests: list[agent_pb2.HarvestBlockSetRequest] = []
+        self.harvests_left = 0
+        """Callers of a harvest that left before they were answered."""
+        self.cached_count = 0
+        """Tokens of any prompt that the engine still caches."""
         self.port = 0
         self._host = host
         self._sets: dict[str, tuple[Mapping[str, Any], str]] = {}
@@ -54,27 +59,7 @@ class FakeOwner(Partial):
 
     def hold(self, set_id: str, *, engine_id: str, token_count: int, scope: str = "") -> None:
         """Holds a block set; an empty scope accepts any."""
-        proof = {
-            "scope": scope,
-            "identity": "00" * 16,
-            "stride": 64,
-            "spacing": 64,
-            "token_count": token_count,
-            "anchors": "00" * 16,
-        }
-        handle = {
-            "do_remote_decode": True,
-            "do_remote_prefill": False,
-            "remote_engine_id": engine_id,
-            "remote_block_ids": [[7, 8]],
-            "remote_request_id": set_id,
-            "remote_host": "127.0.0.1",
-            "remote_port": 5601,
-            "remote_num_tokens": token_count,
-            "remote_blocks_expiry_time": 123.5,
-            "backhaul": proof,
-        }
-        self._sets[set_id] = (handle, engine_id)
+        self._sets[set_id] = (_handle(set_id, engine_id, token_count, scope), engine_id)
 
     async def ClaimBlockSet(
         self, request: agent_pb2.ClaimBlockSetRequest, context: Any
@@ -92,6 +77,26 @@ class FakeOwner(Partial):
             raise FailedPreconditionError("SET_CLAIMED", "claimed by another")
         return agent_pb2.ClaimBlockSetResponse(
             kv_transfer_params_json=json.dumps(handle), token_count=handle["remote_num_tokens"]
+        )
+
+    async def HarvestBlockSet(
+        self, request: agent_pb2.HarvestBlockSetRequest, context: Any
+    ) -> agent_pb2.HarvestBlockSetResponse:
+        """Makes a handle for what is cached."""
+        self.harvests.append(request)
+        if self.silent:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.harvests_left += 1
+        if self.refusal is not None:
+            raise self.refusal
+        if not self.cached_count:
+            raise NotFoundError("NOT_CACHED", "evicted")
+        name = f"fresh-{len(self.harvests)}"
+        handle = _handle(name, request.engine_id, self.cached_count, request.scope)
+        return agent_pb2.HarvestBlockSetResponse(
+            kv_transfer_params_json=json.dumps(handle), token_count=self.cached_count, hand_off_id=name
         )
 
     async def ReturnBlockSet(
@@ -123,3 +128,27 @@ class FakeOwner(Partial):
         """Takes note."""
         self.released.append((request.engine_id, request.hand_off_id))
         return agent_pb2.ReleaseHandOffResponse()
+
+
+def _handle(name: str, engine_id: str, token_count: int, scope: str) -> dict[str, Any]:
+    """Returns kv_transfer_params for a prefill leg."""
+    proof = {
+        "scope": scope,
+        "identity": "00" * 16,
+        "stride": 64,
+        "spacing": 64,
+        "token_count": token_count,
+        "anchors": "00" * 16,
+    }
+    return {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": engine_id,
+        "remote_block_ids": [[7, 8]],
+        "remote_request_id": name,
+        "remote_host": "127.0.0.1",
+        "remote_port": 5601,
+        "remote_num_tokens": token_count,
+        "remote_blocks_expiry_time": 123.5,
+        "backhaul": proof,
+    }
