@@ -22,9 +22,9 @@ _BINS_PER_DECADE = 4
 _BIN_COUNT = 1 + math.ceil(math.log10(_LONGEST_S / _SHORTEST_S) * _BINS_PER_DECADE)
 _RATIO: float = (_LONGEST_S / _SHORTEST_S) ** (1 / (_BIN_COUNT - 1))
 _PER_LOG = 1 / math.log(_RATIO)
-_EDGES = [0.0, *(_SHORTEST_S * _RATIO**index for index in range(_BIN_COUNT - 1)), _LONGEST_S]
+EDGES_S = [0.0, *(_SHORTEST_S * _RATIO**index for index in range(_BIN_COUNT - 1)), _LONGEST_S]
 """Bin n is from edge n to edge n + 1; the first one is all below a millisecond."""
-_WIDTHS = [end - begin for begin, end in pairwise(_EDGES)]
+_WIDTHS = [end - begin for begin, end in pairwise(EDGES_S)]
 
 _HALF_LIFE_S = 4 * 3_600.0
 """After this time an observation counts half."""
@@ -101,13 +101,19 @@ class Gaps:
         self._paces = [_Counts(_Prior.of(PRIORS[pace])) for pace in Pace]
         self._scopes: OrderedDict[str, list[_Counts]] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._scopes)
+
+    def __contains__(self, scope: str) -> bool:
+        return scope in self._scopes
+
     def returned(self, crowd: Crowd, gap_s: float, now: float) -> None:
-        """Notes that a turn came after a gap."""
+        """Notes that a turn came after a gap, whether or not its set was still there."""
         for counts in self._counts(crowd):
             counts.add(gap_s, now, returned=True)
 
     def silent(self, crowd: Crowd, age_s: float, now: float) -> None:
-        """Notes that a conversation was watched until an age, and no turn came."""
+        """Notes that a conversation was watched until an age in vain, and is watched no more."""
         for counts in self._counts(crowd):
             counts.add(age_s, now, returned=False)
 
@@ -146,7 +152,7 @@ class _Prior:
 
     @classmethod
     def of(cls, prior: Prior) -> "_Prior":
-        logs = [math.log(prior.survival(edge)) for edge in _EDGES]
+        logs = [math.log(prior.survival(edge)) for edge in EDGES_S]
         return cls([before - after for before, after in pairwise(logs)])
 
 
@@ -178,7 +184,7 @@ class _Counts:
         self._ends[index] += self._weight
         if index == _BIN_COUNT:
             return
-        self._parts[index] += self._weight * (age_s - _EDGES[index]) / _WIDTHS[index]
+        self._parts[index] += self._weight * (age_s - EDGES_S[index]) / _WIDTHS[index]
         if returned:
             self._returns[index] += self._weight
 
@@ -239,7 +245,7 @@ class _Table:
         if index == _BIN_COUNT:
             return 0.0
         begin, end = self._rates[index], self._rates[index + 1]
-        return begin + (end - begin) * (age_s - _EDGES[index]) / _WIDTHS[index]
+        return begin + (end - begin) * (age_s - EDGES_S[index]) / _WIDTHS[index]
 
     def chance(self, age_s: float, within_s: float) -> float:
         """See `Gaps.chance`."""
@@ -249,7 +255,7 @@ class _Table:
         index = _bin(age_s)
         if index == _BIN_COUNT:
             return self._sums[-1]
-        share = (age_s - _EDGES[index]) / _WIDTHS[index]
+        share = (age_s - EDGES_S[index]) / _WIDTHS[index]
         return self._sums[index] + share * (self._sums[index + 1] - self._sums[index])
 
 
@@ -289,9 +295,9 @@ def _bin(age_s: float) -> int:
         return _BIN_COUNT
     index = min(1 + int(math.log(age_s / _SHORTEST_S) * _PER_LOG), _BIN_COUNT - 1)
     # The logarithm may round across an edge.
-    if age_s < _EDGES[index]:
+    if age_s < EDGES_S[index]:
         return index - 1
-    return index + 1 if age_s >= _EDGES[index + 1] else index
+    return index + 1 if age_s >= EDGES_S[index + 1] else index
 
 
 def _lognormal(value: float, median: float, sigma: float) -> float:
