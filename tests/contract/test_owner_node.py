@@ -88,6 +88,19 @@ async def test_a_hello_that_no_engine_says_neither_ends_the_agent_nor_takes_the_
         assert [engine.engine_id for engine in node.record.engines] == ["engine-1"]
 
 
+async def test_an_engine_that_keeps_blocks_too_shortly_to_renew_them_is_warned_of_once(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        async with owner_node(tmp_path) as node:
+            other = FakeConnector(node.config.socket_path, hello(engine_id="engine-2", rank=1, ttl_s=5.0))
+            for _ in range(2):
+                await other.connect()
+                await eventually(lambda: len(node.record.engines) == 2)
+                await other.close()
+    told = [log["problem"] for log in logs if log["event"] == "block sets cannot be kept"]
+    assert len(told) == 1
+    assert told[0].startswith("decoder_kv_blocks_ttl is 5 s")
+
+
 async def test_what_the_side_channel_said_of_a_rank_that_has_gone_is_not_listed(tmp_path: Path) -> None:
     async with owner_node(tmp_path) as node:
         node.app._on_engine(1, SideChannelFacts("engine-9", "compatible", 32, 1000))

@@ -1,9 +1,11 @@
 """`BlockSetService` over real gRPC: the contract of agent.proto."""
 
+import asyncio
 import json
 import time
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -14,6 +16,7 @@ from backhaul.registry.v1 import registry_pb2
 from backhaul_common.grpc_client import to_error
 from backhaul_connector import wire
 from backhaul_node_agent.core.engine_clock import SAMPLES_TO_TRUST
+from backhaul_node_agent.core.life import Limits
 from tests.contract.owner_node import OwnerNode, owner_node
 from tests.fakes.eventually import eventually
 
@@ -198,6 +201,53 @@ async def test_finished_turns_beyond_their_share_of_the_engines_blocks_are_relea
         node.connector.retain("set-2", block_ids=[4, 5, 6, 7])
         await node.becomes(agent_pb2.BLOCK_SET_STATE_RELEASING)
         assert await node.state("set-2") == agent_pb2.BLOCK_SET_STATE_HELD
+
+
+async def test_what_runs_and_waits_pushes_finished_turns_out(tmp_path: Path) -> None:
+    async with owner_node(tmp_path, retention_policy="lru") as node:
+        await eventually(lambda: _can_release(node))
+        node.connector.retain("set-1", ended_at=node.connector.now - 9.0)
+        node.connector.retain("set-2", block_ids=[4, 5, 6, 7])
+        await node.published("set-2")
+        # Of 1,000 blocks 7 are pinned and 100 must stay free.
+        node.connector.send(wire.Memory(free_count=104, waiting_count=6))
+        await node.becomes(agent_pb2.BLOCK_SET_STATE_RELEASING)
+        assert await node.state("set-2") == agent_pb2.BLOCK_SET_STATE_HELD
+
+
+async def test_a_newer_turn_supersedes_the_one_that_it_continues(node: OwnerNode) -> None:
+    await eventually(lambda: _can_release(node))
+    node.connector.retain("older", token_count=200)
+    node.connector.retain("title", token_count=200, identity=b"o" * 16)
+    await node.published("title")
+    continues = ["key-of-title", "key-of-older"]
+    node.connector.retain("newer", token_count=300, continues=continues, block_ids=[1, 2, 3, 4, 5])
+
+    await node.becomes(agent_pb2.BLOCK_SET_STATE_RELEASING, "older")
+    await node.unpublished("older")
+    assert await node.states() == {
+        "older": agent_pb2.BLOCK_SET_STATE_RELEASING,
+        "title": agent_pb2.BLOCK_SET_STATE_HELD,
+        "newer": agent_pb2.BLOCK_SET_STATE_HELD,
+    }
+
+
+async def test_only_what_the_registry_never_takes_over_is_released_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backhaul_node_agent.app.Limits", partial(Limits, unpublished_s=1.0))
+    async with owner_node(tmp_path) as node:
+        await eventually(lambda: _can_release(node))
+        node.connector.retain("found")
+        await node.published("found")
+        await asyncio.sleep(1.5)
+        assert await node.state("found") == agent_pb2.BLOCK_SET_STATE_HELD
+
+        node.registry.acknowledging.clear()
+        node.connector.retain("lost")
+        await node.becomes(agent_pb2.BLOCK_SET_STATE_RELEASING, "lost")
+        assert await node.state("found") == agent_pb2.BLOCK_SET_STATE_HELD
+        node.registry.acknowledging.set()
 
 
 async def test_a_hand_off_is_freed_by_its_name_and_nothing_else_is(node: OwnerNode) -> None:

@@ -65,8 +65,8 @@ MUTANTS = (
     Mutant(
         "supersede-without-proof",
         _RETAINING,
-        "life.state is State.HELD and covers(newer, life.block_set)",
-        "life.state is State.HELD",
+        "life is not None and covers(newer, life.block_set)",
+        "life is not None",
         (*_decides("test_a_turn_without_proof_costs_the_conversation_nothing"), *_MODEL),
     ),
     Mutant(
@@ -89,11 +89,21 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "supersede-claimed",
+        "forget-what-was-superseded",
         _RETAINING,
-        "life is not None and life.state is State.HELD and covers",
-        "life is not None and covers",
-        _decides("test_a_claimed_set_is_not_superseded"),
+        "            effects += self._release_superseded(engine, now)\n            effects += self._release_where",
+        "            effects += self._release_where",
+        _decides(
+            "test_a_claimed_set_is_superseded_only_when_its_claim_is_given_back",
+            "test_what_was_superseded_behind_the_fence_is_released_after_it",
+        ),
+    ),
+    Mutant(
+        "release-for-retention-what-is-not-held",
+        _RETAINING,
+        "for life in lives if life.state is State.HELD for",
+        "for life in lives for",
+        _decides("test_a_claimed_set_is_superseded_only_when_its_claim_is_given_back"),
     ),
     Mutant(
         "make-room-with-claimed-and-fenced-sets",

@@ -213,13 +213,31 @@ def test_a_set_under_the_same_session_is_superseded_too() -> None:
     assert decided(table.report("newer", **anchored(300), keys=("session", "chain-2"))) == {"older": Reason.SUPERSEDED}
 
 
-def test_a_claimed_set_is_not_superseded() -> None:
+def test_a_claimed_set_is_superseded_only_when_its_claim_is_given_back() -> None:
     table = lru(limits=LIMITS)
     table.report("older", **anchored(200))
     table.granted("older")
 
     assert decided(table.report("newer", **anchored(300), continues=("key-of-older",))) == {}
     assert table.state("older") is State.CLAIMED
+    table.give_back()
+    assert decided(table.retention()) == {"older": Reason.SUPERSEDED}
+
+
+def test_what_was_superseded_behind_the_fence_is_released_after_it() -> None:
+    table = OwnerTable()
+    table.join()
+    table.connect(last_session="another", replay=False)
+    table.report("older", replayed=True, **anchored(200))
+    table.replayed()
+    table.publishing()
+    table.report("newer", **anchored(300), continues=("key-of-older",))
+    table.retention()
+    assert table.state("older") is State.FENCED
+
+    table.passes(FENCE_S + 1.0)
+
+    assert decided(table.retention()) == {"older": Reason.SUPERSEDED}
 
 
 # --- time

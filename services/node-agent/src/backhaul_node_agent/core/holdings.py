@@ -37,6 +37,8 @@ class Engine:
     """When the last connection began that brought sets of another agent."""
     publishing: bool = False
     ranking: Ranking = field(default_factory=Ranking)
+    superseded: dict[str, None] = field(default_factory=dict)
+    """Sets that nobody needs any more, until they are released or gone."""
     unpublished: dict[str, float] = field(default_factory=dict)
     """Sets whose pointers have been asked for and are not durable yet, by when they were asked for (agent's clock)."""
 
@@ -144,6 +146,7 @@ class Holdings:
             assert before is not None
             engine.budget.freed(name.set_id, before.block_set.all_block_ids)
             engine.renewals.gone(name.set_id)
+            engine.superseded.pop(name.set_id, None)
         elif after.state is State.RELEASING:
             engine.budget.release(name.set_id, after.block_set.all_block_ids)
         else:

@@ -32,6 +32,7 @@ class Retaining:
         self._held.telling = True
         effects: list[ev.Effect] = []
         for engine in self._held.engines.values():
+            effects += self._release_superseded(engine, now)
             effects += self._release_where(engine, Reason.UNPUBLISHED, self._unpublished(engine, now), now)
             effects += self._release_where(engine, Reason.OLD, self._old(engine, now), now)
             effects += self.make_room(engine, now)
@@ -46,13 +47,14 @@ class Retaining:
         return []
 
     def supersede(self, newer: BlockSet, near: Sequence[SetName], now: float) -> list[ev.Effect]:
-        """Releases those of earlier sets that a newer one certainly covers."""
+        """Releases those of earlier sets that a newer one certainly covers, now or as soon as they are HELD."""
         effects: list[ev.Effect] = []
-        for name in near if self._held.telling else ():
+        for name in near:
             engine = self._held.engines.get(name.engine_id)
             life = engine.lives.get(name.set_id) if engine is not None else None
-            if engine is not None and life is not None and life.state is State.HELD and covers(newer, life.block_set):
-                effects += self._release(engine, life, Reason.SUPERSEDED, now)
+            if engine is not None and life is not None and covers(newer, life.block_set):
+                engine.superseded[name.set_id] = None
+                effects += self._release_superseded(engine, now)
         return effects
 
     def make_room(self, engine: Engine, now: float) -> list[ev.Effect]:
@@ -75,6 +77,10 @@ class Retaining:
         while engine.budget.surplus and (set_id := engine.ranking.pop_least(worth_of)) is not None:
             effects += self._release(engine, engine.lives[set_id], Reason.SURPLUS, now)
         return effects
+
+    def _release_superseded(self, engine: Engine, now: float) -> list[ev.Effect]:
+        superseded = list(engine.superseded) if self._held.telling else []
+        return self._release_where(engine, Reason.SUPERSEDED, superseded, now)
 
     def _unpublished(self, engine: Engine, now: float) -> list[str]:
         # In the order in which they were asked for.
