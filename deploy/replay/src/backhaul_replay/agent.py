@@ -25,6 +25,12 @@ class Budget:
     share: float = 0.5
     mark: float = 0.9
 
+    def __post_init__(self) -> None:
+        """Raises ValueError that names what is no share."""
+        for name in ("share", "mark"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+
 
 @dataclass(slots=True, eq=False)
 class Retained:

@@ -36,7 +36,9 @@ class Contender:
 
 
 def contenders(max_retention_s: float) -> list[Contender]:
-    """Returns all that are compared."""
+    """Returns all that are compared. Raises ValueError when nothing could be kept."""
+    if not max_retention_s > 0:
+        raise ValueError(f"max_retention_s must be more than 0, got {max_retention_s}")
     return [
         Contender("fixed 480 s, no limit", lambda _: Oldest(), FIXED_TTL_S, budget=False),
         Contender("fixed 480 s", lambda _: Oldest(), FIXED_TTL_S),
