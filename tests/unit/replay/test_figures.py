@@ -56,8 +56,8 @@ def agents() -> Case:
 
 @pytest.fixture(scope="module")
 def chats() -> Case:
-    # Chats are small beside the pool: a small reserve is enough. What a fixed time refuses leaves gaps, which the others
-    # fill: with one percent less they pin no more than it does.
+    # Chats are small beside the pool: a small reserve is enough. What a fixed time refuses leaves gaps, which the
+    # others fill: with one percent less they pin no more than it does.
     trace = synthetic.chats(2, duration_s=_DURATION_S)
     hardware = Hardware(block_size=128, block_count=1_900)
     return _case(trace, hardware, Budget(0.9, 0.92), Budget(0.89, 0.91))
