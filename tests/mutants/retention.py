@@ -115,8 +115,8 @@ MUTANTS = (
     Mutant(
         "decide-before-engines-can-be-told",
         _RETAINING,
-        "if not self._held.telling or not engine.budget.surplus:",
-        "if not engine.budget.surplus:",
+        "if not self._held.telling or not engine.connected",
+        "if not engine.connected",
         _decides("test_nothing_is_released_before_engines_can_be_told"),
     ),
     Mutant(
