@@ -337,6 +337,15 @@ async def test_a_handle_can_be_given_back_by_its_name_until_it_has_ended() -> No
     assert not scene.harvest.release("engine-1", "hand-off-1")
 
 
+async def test_a_conversation_that_is_over_leaves_no_pointer() -> None:
+    scene = Scene()
+    scene.harvest.let_go("engine-1", convert.block_set(block_sets.report("set-1", tokens=PROMPT)))
+    assert not scene.harvest.drop("cached-set-2")
+    assert scene.harvest.drop("cached-set-1")
+    assert [*scene.pointers.known] == []
+    assert not scene.harvest.drop("cached-set-1")
+
+
 async def test_a_guess_that_is_refused_takes_its_pointer_along() -> None:
     scene = Scene()
     held = replace(convert.block_set(block_sets.report("set-1", tokens=PROMPT)), token_count=10_000)

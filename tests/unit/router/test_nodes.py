@@ -156,3 +156,21 @@ def test_a_retired_node_that_is_listed_again_serves_again() -> None:
     table.change([node("d1")], [])
     table.change([], ["d1"])
     assert [n.node_id for n in table.ready(Role.DECODE, "m")] == ["d1"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reuses"),
+    [
+        ([node("p1"), node("d1")], True),
+        ([node("p1", connector=""), node("d1")], False),
+        ([node("p1"), node("d1", connector="")], False),
+        ([node("p1"), node("d1", connector="", second_chance=True)], True),
+        ([node("p1", connector=""), node("d1", connector="", second_chance=True)], True),
+        ([node("p1", connector="", weights=""), node("d1", connector="", second_chance=True)], False),
+        ([node("p1", connector="", weights=""), node("d1", connector="", weights="", second_chance=True)], False),
+    ],
+)
+def test_turns_reuse_blocks_that_are_retained_or_that_a_second_chance_can_give(nodes: list[Node], reuses: bool) -> None:
+    table = NodeTable()
+    table.replace(nodes)
+    assert table.reuses() is reuses

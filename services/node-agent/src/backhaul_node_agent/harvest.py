@@ -249,6 +249,13 @@ class Harvest:
         self._release(ev.SendRelease(engine_id, hand_off_id))
         return True
 
+    def drop(self, set_id: str) -> bool:
+        """Drops the pointer to what is merely cached, as nobody will come back for it; False when there is none."""
+        found = [(engine, pointer) for engine in self._by_rank.values() if (pointer := engine.pointers.drop(set_id))]
+        for engine, pointer in found:
+            self._remove(engine, [pointer])
+        return bool(found)
+
     async def harvest(self, request: HarvestRequest, timeout_s: float) -> Harvested:
         """Makes a fresh handle within a time limit.
 

@@ -72,9 +72,13 @@ class BlockSetServicer(agent_pb2_grpc.BlockSetServiceServicer):
         context: grpc.aio.ServicerContext[agent_pb2.ReleaseBlockSetsRequest, agent_pb2.ReleaseBlockSetsResponse],
     ) -> agent_pb2.ReleaseBlockSetsResponse:
         _check_ids(len(request.set_ids))
-        outcome = self._agent.release(list(dict.fromkeys(request.set_ids)))
+        ids = dict.fromkeys(request.set_ids)
+        dropped = [set_id for set_id in ids if self._harvest.drop(set_id)]
+        if len(dropped) == len(ids):
+            return agent_pb2.ReleaseBlockSetsResponse(released=dropped)
+        outcome = self._agent.release([set_id for set_id in ids if set_id not in dropped])
         return agent_pb2.ReleaseBlockSetsResponse(
-            released=outcome.released, deferred=outcome.deferred, unknown=outcome.unknown
+            released=[*dropped, *outcome.released], deferred=outcome.deferred, unknown=outcome.unknown
         )
 
     async def ReleaseHandOff(

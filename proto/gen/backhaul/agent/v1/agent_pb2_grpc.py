@@ -123,8 +123,9 @@ class BlockSetServiceServicer:
         services that know that a conversation has ended. The engine's notice that the blocks are free comes later; see
         `ListBlockSets`.
 
-        Idempotent. Block sets that are claimed are not released now but once their claim has lapsed. Ids that this owner
-        does not know (other requests' hand-offs among them) are left alone and reported as `unknown`.
+        Idempotent. Block sets that are claimed are not released now but once their claim has lapsed; of what is merely cached
+        the pointer is removed. Ids that this owner does not know (other requests' hand-offs among them) are left alone and
+        reported as `unknown`.
         FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

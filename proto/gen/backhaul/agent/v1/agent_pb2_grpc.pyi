@@ -62,8 +62,9 @@ class BlockSetServiceStub:
     services that know that a conversation has ended. The engine's notice that the blocks are free comes later; see
     `ListBlockSets`.
 
-    Idempotent. Block sets that are claimed are not released now but once their claim has lapsed. Ids that this owner
-    does not know (other requests' hand-offs among them) are left alone and reported as `unknown`.
+    Idempotent. Block sets that are claimed are not released now but once their claim has lapsed; of what is merely cached
+    the pointer is removed. Ids that this owner does not know (other requests' hand-offs among them) are left alone and
+    reported as `unknown`.
     FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL.
     """
     ReleaseHandOff: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ReleaseHandOffRequest, _agent_pb2.ReleaseHandOffResponse]
@@ -140,8 +141,9 @@ class BlockSetServiceAsyncStub(BlockSetServiceStub):
     services that know that a conversation has ended. The engine's notice that the blocks are free comes later; see
     `ListBlockSets`.
 
-    Idempotent. Block sets that are claimed are not released now but once their claim has lapsed. Ids that this owner
-    does not know (other requests' hand-offs among them) are left alone and reported as `unknown`.
+    Idempotent. Block sets that are claimed are not released now but once their claim has lapsed; of what is merely cached
+    the pointer is removed. Ids that this owner does not know (other requests' hand-offs among them) are left alone and
+    reported as `unknown`.
     FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL.
     """
     ReleaseHandOff: _aio.UnaryUnaryMultiCallable[_agent_pb2.ReleaseHandOffRequest, _agent_pb2.ReleaseHandOffResponse]  # type: ignore[assignment]
@@ -233,8 +235,9 @@ class BlockSetServiceServicer(metaclass=_abc_1.ABCMeta):
         services that know that a conversation has ended. The engine's notice that the blocks are free comes later; see
         `ListBlockSets`.
 
-        Idempotent. Block sets that are claimed are not released now but once their claim has lapsed. Ids that this owner
-        does not know (other requests' hand-offs among them) are left alone and reported as `unknown`.
+        Idempotent. Block sets that are claimed are not released now but once their claim has lapsed; of what is merely cached
+        the pointer is removed. Ids that this owner does not know (other requests' hand-offs among them) are left alone and
+        reported as `unknown`.
         FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL.
         """
 

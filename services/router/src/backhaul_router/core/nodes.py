@@ -104,6 +104,11 @@ def same_weights(one: Node, other: Node) -> bool:
     return len(digests) == 1 and "" not in digests
 
 
+def _reuses(prefill: Node, decode: Node) -> bool:
+    chances = any(engine.second_chance for engine in decode.engines) and same_weights(prefill, decode)
+    return (prefill.reuse and decode.reuse) or (chances and (prefill.reuse or prefill.stock))
+
+
 def _serves(node: Node, role: Role, model: str) -> bool:
     return node.role is role and node.usable and model in node.models
 
@@ -189,9 +194,9 @@ class NodeTable:
         return [(p, d) for p in self.ready(Role.PREFILL, model) for d in decodes if compatible(p, d)]
 
     def reuses(self) -> bool:
-        """Tells whether any turn can reuse blocks: some pair has the connector on both sides."""
+        """Tells whether any turn can reuse blocks: retained ones, or what is merely cached."""
         models = {model for node in self for model in node.models}
-        return any(p.reuse and d.reuse for model in models for p, d in self.pairs(model))
+        return any(_reuses(p, d) for model in models for p, d in self.pairs(model))
 
     def problem(self) -> str:
         """Says why no turn can be served over two nodes; empty when one can."""
