@@ -26,6 +26,11 @@ def test_routers_are_told_the_engines_own_url_unless_another_is_given() -> None:
     assert Config(engine_url="http://10.0.0.2:8200").advertised_engine_url == "http://10.0.0.2:8200"
 
 
+def test_events_of_the_first_engine_are_found_at_an_address_of_zmq() -> None:
+    assert Config().kv_events_address is None
+    assert Config(kv_events="tcp://[fd00::1]:5557").kv_events_address == ("fd00::1", 5557)
+
+
 def test_the_socket_is_named_for_the_node() -> None:
     assert Config(node_id="decode-1").socket_path.name == "decode-1.sock"
     assert Config(connector_socket="/tmp/a.sock").socket_path == Path("/tmp/a.sock")
@@ -35,6 +40,12 @@ def test_the_socket_is_named_for_the_node() -> None:
     "settings",
     [
         {"role": "both"},
+        {"kv_events": "127.0.0.1:5557"},
+        {"kv_events": "tcp://*:5557"},
+        {"kv_events": "tcp://0.0.0.0:5557"},
+        {"kv_events": "tcp://127.0.0.1"},
+        {"weights_digest": "x" * 1025},
+        {"engine_lease_s": 14.0},
         {"listen": "7201"},
         {"listen": "::1:7201"},
         {"listen": "0.0.0.0:7201"},

@@ -30,11 +30,21 @@ def test_what_is_written_is_read_back() -> None:
         reuse=True,
         reuse_problem="p",
         vllm_version="v",
+        second_chance=True,
     )
     one = node(engines=(engine,), models=("m", "n"), state_reason="r", retiring=True)
     assert records.read_node(kv(KEYS.node("d1"), records.write_node(one))) == one
-    two = pointer("a/b")
-    assert records.read_pointer(kv(KEYS.pointer(two.id), records.write_pointer(two))) == two
+    for two in (pointer("a/b"), pointer("c", cached=True, token_count=0, digest=b"", stride=0, identity=b"")):
+        assert records.read_pointer(kv(KEYS.pointer(two.id), records.write_pointer(two))) == two
+
+
+def test_a_pointer_of_before_there_were_second_chances_is_read() -> None:
+    records = Records(KEYS)
+    written = records.write_pointer(pointer("a"))
+    assert b"cached" not in written
+    found = records.read_pointer(kv(KEYS.pointer(pointer("a").id), written))
+    assert found is not None
+    assert not found.cached
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,20 @@ def test_a_pointer_with_a_wrong_field_is_refused(fields: dict[str, Any]) -> None
         rules.check_pointer(pointer(**{"set_id": "a", **fields}))
 
 
+def test_a_pointer_to_what_is_merely_cached_need_not_say_what_it_covers() -> None:
+    rules.check_pointer(pointer(cached=True))
+    rules.check_pointer(pointer(cached=True, token_count=0, digest=b"", stride=0, identity=b""))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"token_count": -1}, {"stride": -1}, {"digest": bytes(15)}, {"identity": bytes(17)}, {"set_id": ""}],
+    ids=str,
+)  # fmt: skip
+def test_what_it_says_must_be_sound(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        rules.check_pointer(pointer(**{"set_id": "a", "cached": True, **fields}))
+
+
 @pytest.mark.parametrize(
     "fields",
     [
