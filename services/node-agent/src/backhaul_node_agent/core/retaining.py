@@ -19,7 +19,6 @@ from backhaul_node_agent.core.retention.conversations import covers
 from backhaul_node_agent.core.retention.policy import Kept, Policy
 from backhaul_node_agent.core.retention.renewing import MAX_PER_MESSAGE
 
-
 MAX_PER_ROUND = 200
 """Sets that are released for room at once: claims do not wait for thousands. The next round is 20 ms away."""
 
