@@ -250,15 +250,16 @@ def test_a_draining_node_grants_nothing_and_releases_what_is_not_claimed() -> No
     assert table.owner.awaited_count(can_release=True) == 3
 
 
-def test_a_drain_waits_for_no_set_that_nobody_reads_and_no_engine_can_be_told_to_free() -> None:
+def test_a_drain_waits_for_no_set_that_nobody_reads_and_whose_engine_cannot_be_told_or_is_away() -> None:
     table = standing()
     table.report("set-1")
     table.report("set-2")
     table.granted("set-2")
     table.hear(ev.DrainAsked())
     assert table.owner.awaited_count(can_release=False) == 1
+    assert table.owner.awaited_count(can_release=True) == 2
     table.disconnect()
-    assert table.owner.awaited_count(can_release=True) == 1
+    assert table.owner.awaited_count(can_release=True) == 0
 
 
 # --- deadlines

@@ -64,13 +64,10 @@ class Owner:
     def awaited_count(self, *, can_release: bool) -> int:
         """Counts the sets whose end a drain waits for.
 
-        Those that somebody may read, and, where engines can be told, those that theirs is being told to free.
+        Those of connected engines that somebody may read, or that the engine is being told to free if it can be told.
         """
-        return sum(
-            can_release and engine.connected if life.state is State.RELEASING else True
-            for engine in self._held.engines.values()
-            for life in engine.lives.values()
-        )
+        lives = (life for engine in self._held.engines.values() if engine.connected for life in engine.lives.values())
+        return sum(can_release or life.state is not State.RELEASING for life in lives)
 
     def engines(self) -> list[EngineFacts]:
         """Returns the engines that are known, by rank."""
