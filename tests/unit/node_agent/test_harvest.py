@@ -381,6 +381,15 @@ async def test_a_pointer_goes_when_a_set_stands_in_for_it_when_it_is_old_and_whe
     assert scene.pointers.known == {}
 
 
+async def test_events_of_an_engine_that_has_restarted_may_come_before_its_name() -> None:
+    scene = Scene()
+    scene.cache(0, PROMPT[: CACHED - BLOCK])
+    scene.meet("engine-2")
+    scene.requests.answer = lambda ids: replace(kept(ids), engine_id="engine-2")
+    harvested = await scene.harvest.harvest(request(engine_id="engine-2"), 1.0)
+    assert harvested.grant.block_set.token_count == CACHED - BLOCK
+
+
 async def test_the_pointers_of_an_engine_without_the_connector_end_with_it() -> None:
     scene = Scene()
     scene.meet("engine-2")

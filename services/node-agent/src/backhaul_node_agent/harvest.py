@@ -374,7 +374,9 @@ class Harvest:
         if known is not None and not any(facts.engine_id == known.engine_id for facts in self._owner.engines()):
             # Nobody else ends the pointers of an engine without the connector.
             self._pointers.forget(known.engine_id)
-        engine = self._by_rank[rank] = _Engine(engine_id, rank)
+        # Its events may have come before its name: they begin anew by themselves.
+        cached = known.cached if known is not None else Cached()
+        engine = self._by_rank[rank] = _Engine(engine_id, rank, cached)
         return engine
 
     def _engine(self, engine_id: str) -> _Engine | None:
