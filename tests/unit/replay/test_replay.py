@@ -76,12 +76,13 @@ def test_the_budget_holds(name: str) -> None:
 
 
 def test_without_a_limit_turns_wait_until_pinned_blocks_expire() -> None:
-    turns = [(str(number), 5.0 * number, 3_000) for number in range(4)]
+    turns = [(str(number), 5.0 * number, 3_000) for number in range(5)]
     outcome = _play("fixed 480 s, no limit", _trace(*turns))
-    # A turn takes 4 seconds, the fourth one ends when the first set does.
-    assert outcome.turns == 4
-    assert outcome.tally.delayed == 1
-    assert outcome.tally.delayed_s == pytest.approx(480 + 4 - (15 + 3), abs=0.1)
+    # A turn computes for three seconds and answers for one: the fourth one begins when the first one's set expires, the
+    # fifth one when the second one's does.
+    assert outcome.turns == 5
+    assert outcome.tally.delayed == 2
+    assert outcome.tally.delayed_s == pytest.approx(2 * (480 + 4 - (15 + 3)), abs=0.1)
 
 
 def test_within_the_budget_the_same_turns_wait_for_nothing() -> None:
@@ -114,8 +115,14 @@ def test_released_blocks_are_found_until_others_write_over_them() -> None:
     outcome = _play("lru + cached", _trace(*turns), budget=tight)
     assert (outcome.pinned_hits, outcome.cached_hits) == (0, 1)
     assert outcome.cached_tokens == 3_000, "full blocks only"
-    others = [(str(number), 20.0 + number / 100, 3_000) for number in range(3)]
-    assert _play("lru + cached", _trace(*turns[:2], *others, *turns[2:]), budget=tight).cached_hits == 0
+
+
+@pytest.mark.parametrize(("others", "hits"), [(1, 1), (2, 0), (3, 0)])
+def test_less_than_half_of_a_turn_is_not_asked_for(others: int, hits: int) -> None:
+    turns = [("a", 0.0, 3_000), ("b", 10.0, 3_000), ("a", 60.0, 3_200)]
+    between = [(str(number), 20.0 + number / 100, 3_000) for number in range(others)]
+    outcome = _play("lru + cached", _trace(*turns[:2], *between, *turns[2:]), budget=Budget(share=0.4))
+    assert outcome.cached_hits == hits
 
 
 def test_a_turn_that_never_fits_is_refused() -> None:

@@ -127,14 +127,14 @@ def test_two_scopes_are_told_apart() -> None:
 
 def test_scopes_beyond_the_bound_are_forgotten_oldest_first() -> None:
     gaps = Gaps()
-    for number in range(2 * MAX_SCOPES):
-        for _ in range(2):
-            gaps.returned(Crowd(str(number), Pace.FAST), 1.0, 0.0)
-            gaps.silent(Crowd("busy", Pace.SLOW), 1.0, 0.0)
+    for number in range(MAX_SCOPES):
+        gaps.returned(Crowd(str(number), Pace.FAST), 1.0, 0.0)
+    gaps.silent(Crowd("0", Pace.SLOW), 1.0, 0.0)
+    gaps.returned(Crowd("new", Pace.FAST), 1.0, 0.0)
     assert len(gaps) == MAX_SCOPES
-    assert "busy" in gaps
-    assert str(MAX_SCOPES) not in gaps
-    assert str(MAX_SCOPES + 2) in gaps
+    assert "new" in gaps
+    assert "0" in gaps
+    assert "1" not in gaps
 
 
 @given(observations, ages, st.floats(0.0, 4_000.0), st.floats(0.0, 4_000.0))
