@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _SOURCE = "services/router/src/backhaul_router"
 _LOOKUPS, _ATTEMPTS = f"{_SOURCE}/lookups.py", f"{_SOURCE}/attempts.py"
+_CHANCES, _PICKING, _LEGS = f"{_SOURCE}/second_chances.py", f"{_SOURCE}/core/picking.py", f"{_SOURCE}/core/legs.py"
 _REGISTRY, _OWNER = f"{_SOURCE}/registry_client.py", f"{_SOURCE}/owner_client.py"
 
 
@@ -13,6 +14,10 @@ def _lookups(*names: str) -> tuple[str, ...]:
 
 def _turns(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/unit/router/test_turns.py::{name}" for name in names)
+
+
+def _chances(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/unit/router/test_second_chances.py::{name}" for name in names)
 
 
 def _stack(*names: str) -> tuple[str, ...]:
@@ -169,5 +174,46 @@ MUTANTS = (
         "Failure.ABANDONED if hand.failed else None",
         "None",
         _turns("test_a_200_that_says_error_counts_as_a_failure"),
+    ),
+    Mutant(
+        "keep-fresh-handle-that-is-odd",
+        _CHANCES,
+        "            self._owner.give_back(grant.source)\n",
+        "",
+        _chances(
+            "test_a_handle_that_is_no_object_is_released",
+            "test_a_handle_that_is_not_shorter_than_the_prompt_is_released",
+        ),
+    ),
+    Mutant(
+        "send-stock-engines-the-clients-words",
+        _CHANCES,
+        "harvest.token_ids if prefill.stock else None",
+        "None",
+        _chances("test_a_prefill_engine_without_the_connector_is_given_the_prompts_very_tokens"),
+    ),
+    Mutant(
+        "send-tokens-that-are-not-certain",
+        _CHANCES,
+        "if verifying or not tokens_certain(body) or",
+        "if verifying or",
+        _chances("test_no_tokens_are_sent_of_which_it_is_not_certain_that_they_are_the_prompts"),
+    ),
+    Mutant(
+        "read-from-other-weights",
+        _PICKING,
+        " and same_weights(node, holder)]",
+        "]",
+        _chances("test_what_cannot_be_read_or_named_by_its_tokens_is_not_asked_for"),
+    ),
+    Mutant(
+        "pass-a-clients-session-on",
+        _LEGS,
+        '"request_id", _SESSION)',
+        '"request_id")',
+        (
+            "tests/unit/router/test_legs.py::test_params_cannot_be_smuggled_in_as_extra_arguments",
+            "tests/unit/router/test_legs.py::test_the_prefill_leg_leaves_it_out",
+        ),
     ),
 )

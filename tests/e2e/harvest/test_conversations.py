@@ -138,15 +138,15 @@ def test_a_prefix_that_is_evicted_costs_a_cold_turn(scene: Scene) -> None:
 
 
 def test_a_conversation_that_ends_has_no_second_chance(scene: Scene) -> None:
-    session = {"session": f"session-{time.monotonic_ns()}"}
+    session = f"session-{time.monotonic_ns()}"
     before = scene.cached()
-    reply = scene.chat.send(messages := opening(), **session)
+    reply = scene.chat.send(messages := opening(), session=session)
     eventually(lambda: scene.cached() - before)
     eventually(lambda: scene.usage() == 0)
-    ended = scene.chat.http.delete(f"/v1/conversations/{session['session']}")
+    ended = scene.chat.http.delete(f"/v1/conversations/{session}")
     assert (ended.status_code, ended.json()["released"]) == (200, 1)
     eventually(lambda: scene.cached() == before)
-    reply = scene.chat.send(answered(messages, reply.text), **session)
+    reply = scene.chat.send(answered(messages, reply.text), session=session)
     assert (reply.route, reply.miss) == ("cold", "not_found")
 
 

@@ -93,7 +93,7 @@ class SecondChances:
                     token_ids=tokens,
                 )
                 found = await self._harvest(harvest, prefill, holder, deadline)
-                if not isinstance(found, str) or found == misses.HARVEST_TIMEOUT:
+                if not isinstance(found, str):
                     return found
                 miss = found
         return miss
