@@ -80,6 +80,8 @@ def _options(state: Path, prefill: EngineOf, decode: EngineOf) -> StackOptions:
         agent_flags=[
             *("--lease-ttl-s", str(LEASE_TTL_S), "--claim-ttl-s", str(CLAIM_TTL_S)),
             *("--max-retention-s", str(MAX_RETENTION_S), "--retained-share", str(RETAINED_SHARE)),
+            # For a turn that runs on a machine whose cores are all taken.
+            *("--drain-s", "60"),
         ],
         # Generous: the engines of a test machine take all its cores.
         router_flags=["--lookup-budget-s", "0.5"],

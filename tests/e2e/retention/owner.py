@@ -65,8 +65,7 @@ class Owner:
 
     def refusal(self, held: agent_pb2.BlockSet) -> str:
         """Claims a set, and gives it back; returns why it was not granted, empty when it was."""
-        nodes = self._registry.ListNodes(registry_pb2.ListNodesRequest(), timeout=_CALL_S).nodes
-        reader = next(node for node in nodes if node.node_id == "prefill-1")
+        reader = next(node for node in self._nodes() if node.node_id == "prefill-1")
         request = agent_pb2.ClaimBlockSetRequest(
             request_id=uuid.uuid4().hex,
             set_id=held.set_id,
@@ -81,6 +80,10 @@ class Owner:
         self.stub.ReturnBlockSet(agent_pb2.ReturnBlockSetRequest(request_id=request.request_id), timeout=_CALL_S)
         return ""
 
+    def node_names(self) -> list[str]:
+        """Returns the names of all nodes in the directory."""
+        return [node.node_id for node in self._nodes()]
+
     def used(self) -> int:
         """Returns how many blocks of the engine are in use or retained."""
         # One block is never used (vllm/v1/core/block_pool.py, the null block).
@@ -93,6 +96,9 @@ class Owner:
         answer = httpx2.post(self._etcd, json=request, trust_env=False).json()
         ids = [unquote(base64.b64decode(one["key"]).decode().rpartition("/")[2]) for one in answer.get("kvs", [])]
         return sum(set_id in (held.set_id, f"cached-{held.set_id}") for set_id in ids)
+
+    def _nodes(self) -> Sequence[registry_pb2.Node]:
+        return self._registry.ListNodes(registry_pb2.ListNodesRequest(), timeout=_CALL_S).nodes
 
 
 def _encoded(key: bytes) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from backhaul.agent.v1 import agent_pb2
 from backhaul_local.stack import Stack
-from tests.e2e.retention.conftest import CLAIM_TTL_S, LEASE_TTL_S, SOON_S
+from tests.e2e.retention.conftest import CLAIM_TTL_S, LEASE_TTL_S, SOON_S, TTL_S
 from tests.e2e.retention.owner import Owner
 from tests.e2e.stack.chat import Chat
 from tests.e2e.stack.conftest import conversation, eventually
@@ -23,6 +23,8 @@ def test_what_a_restarted_agent_finds_is_neither_granted_nor_freed_until_no_clai
     unwanted = owner.new_set([kept])
     ids = [kept.set_id, unwanted.set_id]
     owner.stub.RenewBlockSets(agent_pb2.RenewBlockSetsRequest(set_ids=ids), timeout=10)
+    # Longer than the engine's own time: it has heard of it.
+    eventually(lambda: all(one.remaining_ttl.ToTimedelta().total_seconds() > TTL_S for one in owner.sets()), within_s=5)
     stack.kill("agent-decode-1")
     stack.restart("agent-decode-1")
 
