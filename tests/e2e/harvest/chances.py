@@ -17,7 +17,7 @@ BLOCK = 32
 SCOPE = "scope"
 COLD = {"do_remote_decode": True, "do_remote_prefill": False}
 DIGEST = "simulated:weights"
-VOCABULARY = range(300, 1500)
+VOCABULARY = range(300, 1000)
 """Token ids that the simulated and the tiny model have."""
 RETAIN_NOTHING = ("--retained-share", "0.0001")
 
