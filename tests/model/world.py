@@ -25,6 +25,8 @@ SILENCE_S = 10.0
 CALM_S = 90.0
 """Within this time everything that is settled by itself has been: a lease ends (10 s), its successor joins and waits
 for the fence (32 s), or claims lapse (32 s) and their sets are released, again after 3 s where that went astray."""
+RELEASED_S = 5.0
+"""Within this time a release is done, sent again after 3 s where it went astray."""
 _STEP_S = 1.0
 _MIN_STEP_S = 0.05
 
@@ -288,10 +290,18 @@ class World:
         self.passes(CALM_S)
         owner = self.listener.owner
         assert owner.connected(self.engine.engine_id), "the connector found no agent"
-        held: dict[str, BlockSet] = {}
-        for one in owner.sets(self.now):
-            assert one.state is State.HELD, f"{one.name.set_id} is {one.state.name} for ever"
-            held[one.name.set_id] = one.block_set
+        # What has been kept long enough is released at any time, so also now.
+        unsettled = self._unsettled()
+        self.passes(RELEASED_S)
+        for name, state in self._unsettled().items():
+            assert name not in unsettled, f"{name} is {state.name} for ever"
+        for _ in range(owner.set_count):
+            self.passes(RELEASED_S if self._unsettled() else 0.0)
+        assert not self._unsettled(), "sets are released without end"
+        held: dict[str, BlockSet] = {one.name.set_id: one.block_set for one in owner.sets(self.now)}
         assert held.keys() == self.engine.labelled, "the owner's table is not what the engine retains"
         pointers = {pointer for one in held.values() for pointer in pointers_of(one, self.engine.engine_id)}
         assert self.etcd.state.pointers.keys() == pointers, "the index is not the owner's table"
+
+    def _unsettled(self) -> dict[str, State]:
+        return {one.name.set_id: one.state for one in self.listener.owner.sets(self.now) if one.state is not State.HELD}
