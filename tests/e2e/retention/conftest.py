@@ -3,6 +3,7 @@ time is short, beside an agent with a small budget."""
 
 import importlib
 import json
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from backhaul_local.engines import EngineOptions
+from backhaul_local.engines import BLOCK_SIZE, EngineOptions
 from backhaul_local.options import Engine as EngineOf
 from backhaul_local.options import StackOptions
 from backhaul_local.simulated import SimulatedEngine
@@ -155,32 +156,34 @@ def owner(any_owner: Owner, chat: Chat) -> Owner:
 
 
 class Foreign:
-    """Blocks of the decode engine that it keeps for whoever else asked for them."""
+    """Blocks that the decode engine keeps for others: a hand-off, as any engine makes them, and a fresh handle."""
 
-    def __init__(self, engine: Engine, owner: Owner, vocabulary: Sequence[int]) -> None:
-        self._engine = engine
+    def __init__(self, owner: Owner, vocabulary: Sequence[int]) -> None:
+        self._engine = owner.engine
         before = owner.used()
-        self.params = engine.complete(
-            vocabulary[:300], {"do_remote_decode": True, "do_remote_prefill": False}, 1
-        ).params
+        # Not what an earlier test's agent knew to be cached.
+        prompt, cached = random.choices(vocabulary, k=300), random.choices(vocabulary, k=400)
+        hand_off = self._engine.complete(prompt, {"do_remote_decode": True, "do_remote_prefill": False}, 1)
+        self._engine.complete(cached, None, 1)
+        self._names = [hand_off.params["remote_request_id"], owner.harvest(cached)]
         self.block_count = owner.used() - before
         """Blocks."""
-        assert self.block_count >= 300 // 32
-
-    @property
-    def name(self) -> str:
-        """Name of the lease at its engine."""
-        name: str = self.params["remote_request_id"]
-        return name
+        assert self.block_count >= (300 + 400) // BLOCK_SIZE
 
     def keep(self) -> None:
         """Has the engine keep them for another two thirds of its lease."""
-        self._engine.nixl.renew(self.name)
+        for name in self._names:
+            self._engine.nixl.renew(name)
+
+    def free(self) -> None:
+        """Has the engine free them."""
+        for name in self._names:
+            self._engine.nixl.release(name)
 
 
 @pytest.fixture
-def foreign(owner: Owner, decode: Engine, kind: Kind) -> Iterator[Foreign]:
-    """A hand-off of the decode engine, as any engine makes them for others: no block set, and nobody's to free."""
-    foreign = Foreign(decode, owner, kind.vocabulary)
+def foreign(owner: Owner, kind: Kind) -> Iterator[Foreign]:
+    """Leases of the decode engine that are no block sets, and nobody's to free but their readers'."""
+    foreign = Foreign(owner, kind.vocabulary)
     yield foreign
-    decode.nixl.release(foreign.name)
+    foreign.free()

@@ -14,6 +14,7 @@ import httpx2
 from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
 from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
 from backhaul_common.grpc_client import to_error
+from backhaul_local.engines import MODEL_NAME
 from backhaul_local.stack import Stack
 from tests.fakes.engine_pair import Engine
 
@@ -65,13 +66,12 @@ class Owner:
 
     def refusal(self, held: agent_pb2.BlockSet) -> str:
         """Claims a set, and gives it back; returns why it was not granted, empty when it was."""
-        reader = next(node for node in self._nodes() if node.node_id == "prefill-1")
         request = agent_pb2.ClaimBlockSetRequest(
             request_id=uuid.uuid4().hex,
             set_id=held.set_id,
             engine_id=held.engine_id,
             scope=held.scope,
-            weights_digest=reader.engines[0].weights_digest,
+            weights_digest=self._weights(),
         )
         try:
             self.stub.ClaimBlockSet(request, timeout=_CALL_S)
@@ -79,6 +79,27 @@ class Owner:
             return to_error(error).reason  # type: ignore[arg-type]  # synchronous calls say the same
         self.stub.ReturnBlockSet(agent_pb2.ReturnBlockSetRequest(request_id=request.request_id), timeout=_CALL_S)
         return ""
+
+    def harvest(self, tokens: Sequence[int]) -> str:
+        """Has the owner make a fresh handle for tokens that the engine caches; returns its name."""
+        deadline = time.monotonic() + 60
+        while True:
+            nodes = [node for node in self._nodes() if node.node_id == "decode-1"]
+            request = agent_pb2.HarvestBlockSetRequest(
+                set_id="gone",
+                engine_id=nodes[0].engines[0].engine_id,
+                scope="scope",
+                weights_digest=self._weights(),
+                model=MODEL_NAME,
+                token_ids=tokens,
+            )
+            try:
+                return self.stub.HarvestBlockSet(request, timeout=_CALL_S).hand_off_id
+            except grpc.RpcError:
+                # What the engine caches has yet to be told.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
 
     def node_names(self) -> list[str]:
         """Returns the names of all nodes in the directory."""
@@ -96,6 +117,10 @@ class Owner:
         answer = httpx2.post(self._etcd, json=request, trust_env=False).json()
         ids = [unquote(base64.b64decode(one["key"]).decode().rpartition("/")[2]) for one in answer.get("kvs", [])]
         return sum(set_id in (held.set_id, f"cached-{held.set_id}") for set_id in ids)
+
+    def _weights(self) -> str:
+        reader = next(node for node in self._nodes() if node.node_id == "prefill-1")
+        return reader.engines[0].weights_digest
 
     def _nodes(self) -> Sequence[registry_pb2.Node]:
         return self._registry.ListNodes(registry_pb2.ListNodesRequest(), timeout=_CALL_S).nodes

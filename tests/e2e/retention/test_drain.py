@@ -1,6 +1,7 @@
 """A decode node that is drained, or whose agent is ended, lets running turns end and leaves nothing behind."""
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,8 +17,10 @@ from tests.e2e.stack.conftest import conversation, eventually, eventually_warm
 pytestmark = pytest.mark.timeout(240)
 
 AGENT = "agent-decode-1"
-TOKENS = 500
+TOKENS = 1200
 """Of a turn that runs for seconds."""
+SEEN_S = 1.5
+"""An agent looks once a second at what runs; one that ends goes by what it saw last, for its engine goes on."""
 LEAVES_S = 30.0
 """Within which a node leaves on which nothing runs; some two seconds."""
 
@@ -62,6 +65,7 @@ def test_a_running_turn_ends_whole_then_the_node_leaves_and_holds_only_what_is_n
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(chat.send, messages, tokens=TOKENS)
         eventually(lambda: owner.engine.metric("vllm:num_requests_running") == 1, within_s=30)
+        time.sleep(SEEN_S)
         left = leave(owner, stack)
 
         # What nobody reads is freed while the turn still runs.

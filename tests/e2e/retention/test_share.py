@@ -47,7 +47,7 @@ def test_a_burst_of_requests_is_not_held_up_by_retained_blocks(chat: Chat, owner
     # As many as run at once, and so long that they need half of the blocks that are retained.
     each = (BLOCKS - owner.used() // 2) // SEQUENCES * BLOCK_SIZE - TOKENS
     words = 300 * each // (sets[0].token_count - REPLY_TOKENS)
-    preempted = owner.engine.metric("vllm:num_preemptions")
+    preempted = owner.engine.metric("vllm:num_preemptions_total")
     running: list[float] = []
 
     with ThreadPoolExecutor(SEQUENCES) as pool:
@@ -58,6 +58,6 @@ def test_a_burst_of_requests_is_not_held_up_by_retained_blocks(chat: Chat, owner
 
     assert [reply.result().status for reply in replies] == [200] * SEQUENCES
     assert max(running) == SEQUENCES
-    assert owner.engine.metric("vllm:num_preemptions") == preempted
+    assert owner.engine.metric("vllm:num_preemptions_total") == preempted
     eventually(lambda: owner.engine.metric("vllm:num_requests_waiting") == 0, within_s=SOON_S)
     eventually(lambda: owner.used() <= SHARE, within_s=SOON_S)
