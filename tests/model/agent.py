@@ -76,8 +76,11 @@ class Publisher:
 class AgentProcess:
     """One process, from its start to its end."""
 
-    def __init__(self, session: str, etcd: Etcd, perform: "Callable[[AgentProcess, ev.Effect], None]") -> None:
+    def __init__(
+        self, session: str, etcd: Etcd, perform: "Callable[[AgentProcess, ev.Effect], None]", *, retaining: bool
+    ) -> None:
         self.session = session
+        self.retaining = retaining
         self.owner = Owner(session=session, limits=LIMITS)
         self.reachable = True
         """Whether it reaches the registry."""
@@ -138,7 +141,8 @@ class AgentProcess:
                 # Without a stream its pointers are left to their leases.
                 del self._publishers[engine_id]
         self.hear(ev.TimePassed(), now)
-        self.hear(ev.RetentionDue(), now)
+        if self.retaining:
+            self.hear(ev.RetentionDue(), now)
 
     def lose_lease(self, now: float) -> None:
         """Learns that the lease is gone."""

@@ -112,13 +112,14 @@ class ClaimsMachine(RuleBasedStateMachine):
     @initialize(
         faults=st.sampled_from((*_BUNDLES, None, None, None)).flatmap(_drawn),
         rates=st.lists(st.sampled_from([1 - 200e-6, 1.0, 1 + 200e-6]), min_size=3, max_size=3),
+        retaining=st.booleans(),
     )
-    def the_world_begins(self, faults: AbstractSet[str], rates: list[float]) -> None:
+    def the_world_begins(self, faults: AbstractSet[str], rates: list[float], retaining: bool) -> None:
         self.faults = frozenset(faults - _NOT_WITH_VANISHING_NOTES if "notes vanish" in faults else faults)
         usual = [fate for fate, needed in _FATES.items() if not needed]
         unusual = [fate for fate, needed in _FATES.items() if needed in self.faults]
         self.fates = [*_USUAL, *usual, *unusual * 4]
-        self.world = World(rates)
+        self.world = World(rates, retaining=retaining)
         self.world.etcd_is_certain = "etcd goes back" not in self.faults
         self.world.passes(1.0)
         self.begun = True

@@ -34,8 +34,12 @@ _MIN_STEP_S = 0.05
 class World:
     """The world's memory. Methods are what can happen in it; each keeps to what the real parts can do."""
 
-    def __init__(self, rates: Sequence[float]) -> None:
-        """`rates` are those of the decode engine's clock and of the two prefill engines'."""
+    def __init__(self, rates: Sequence[float], *, retaining: bool) -> None:
+        """`rates` are those of the decode engine's clock and of the two prefill engines'.
+
+        `retaining`: whether agents renew and make room by themselves. Where they do, deadlines are seldom near.
+        """
+        self.retaining = retaining
         self.now = 100.0
         self.ids = itertools.count(1)
         self.etcd = Etcd()
@@ -61,7 +65,7 @@ class World:
 
     def new_agent(self) -> AgentProcess:
         """Returns a process that has just started."""
-        return AgentProcess(f"session-{next(self.ids)}", self.etcd, self._perform)
+        return AgentProcess(f"session-{next(self.ids)}", self.etcd, self._perform, retaining=self.retaining)
 
     def new_prefill(self, slot: int) -> PrefillEngine:
         """Returns an engine that has just started."""

@@ -24,7 +24,7 @@ MUTANTS = (
         "            engine.renewals.sent(life, at)\n"
         "            moved = lf.step(life, lf.Confirmed(at.earliest + 120.0), at, limits).life\n"
         "            engine.lives[life.block_set.set_id] = moved or life\n",
-        (*_decides("test_a_sent_renewal_does_not_keep_a_set_beyond_its_deadline"), *_MODEL),
+        _decides("test_a_sent_renewal_does_not_keep_a_set_beyond_its_deadline"),
     ),
     Mutant(
         "renew-for-ever",
