@@ -39,6 +39,21 @@ def test_a_request_without_blocks_is_seen_to_wait_until_it_has_them(pair: Pair) 
     pair.decode.agent.wait(Memory, after=after, where=lambda memory: memory.waiting_count == 0)
 
 
+def test_a_turn_that_ends_while_another_waits_for_blocks_retains_none_for_it_to_wait_on(pair: Pair) -> None:
+    seen = len(pair.decode.agent.messages)
+    with ThreadPoolExecutor(2) as threads:
+        both = [
+            threads.submit(pair.decode.complete, pair.tokens(LONG), pair.label({}, [f"key-{number}"]), 120)
+            for number in range(2)
+        ]
+        assert [one.result().status for one in both] == [200, 200]
+
+    last = pair.decode.agent.wait(Retained, after=seen)
+    pair.decode.agent.wait(Memory, after=seen, where=lambda memory: memory.waiting_count == 0)
+    reported = [message for message in pair.decode.agent.messages[seen:] if isinstance(message, Retained)]
+    assert reported == [last]
+
+
 def test_a_turn_reports_which_one_it_continues_and_how_long_it_took(pair: Pair) -> None:
     prompt = pair.tokens(300)
     first = pair.prefill.complete(prompt, COLD, 1)

@@ -78,3 +78,14 @@ def test_figures_are_due_every_20_ms_or_at_once_when_a_request_begins_to_wait() 
 
 def test_without_a_pool_there_is_nothing_to_say() -> None:
     assert MemoryWatcher(16, 1).stepped(0.0) is None
+
+
+def test_whether_somebody_waits_is_known_at_once_whenever_figures_are_due() -> None:
+    made = watcher()
+    made.stepped(0.0)
+    made.asked("first", 160)
+    made.stepped(0.001)
+    assert made.waits
+    made.left("first")
+    made.stepped(0.002)
+    assert not made.waits

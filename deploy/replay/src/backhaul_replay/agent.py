@@ -11,12 +11,6 @@ from backhaul_replay.engine import Engine, Request
 from backhaul_replay.hardware import Hardware
 from backhaul_replay.policies import Contender
 
-RENEWAL_S = 60.0
-"""An engine's own lifetime of a set: as often the agent asks whether it is worth renewing."""
-
-_INSTANT_S = 1e-6
-"""Less is nothing: sums of times are not exact."""
-
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -59,11 +53,15 @@ class Agent:
 
     def retain(self, set_id: str, request: Request, crowd: Crowd) -> None:
         """Takes what an ended turn has pinned."""
+        if self._contender.budget and self.engine.waiting_count:
+            # The connector retains nothing while requests wait for blocks.
+            self.engine.release(request)
+            return
         retained = Retained(set_id, request, crowd, self._clock.now)
         self._sets[set_id] = retained
         self._budget.retain(set_id, request.block_ids)
         self._ranking.add(set_id, self._clock.now)
-        self._clock.after(min(RENEWAL_S, self._contender.max_retention_s), lambda: self._renew(retained))
+        self._clock.after(self._contender.max_retention_s, lambda: self._end(retained))
         self._look_soon()
 
     def claim(self, set_id: str) -> Retained | None:
@@ -75,16 +73,9 @@ class Agent:
         self._budget.freed(retained.set_id, retained.request.block_ids)
         self.engine.release(retained.request)
 
-    def _renew(self, retained: Retained) -> None:
-        if retained.set_id not in self._sets:
-            return
-        kept = self._kept(retained)
-        left_s = self._contender.max_retention_s - kept.age_s
-        if left_s < _INSTANT_S or not self._policy.keeps(kept):
-            del self._sets[retained.set_id]
+    def _end(self, retained: Retained) -> None:
+        if self._sets.pop(retained.set_id, None) is not None:
             self.free(retained)
-        else:
-            self._clock.after(min(RENEWAL_S, left_s), lambda: self._renew(retained))
 
     def _look_soon(self) -> None:
         if self._contender.budget and not self._looks:

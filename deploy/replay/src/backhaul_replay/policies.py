@@ -17,10 +17,6 @@ class Oldest:
         """Returns the age."""
         return kept.age_s
 
-    def keeps(self, kept: Kept) -> bool:
-        """Keeps all until their time is over."""
-        return True
-
 
 @dataclass(frozen=True, slots=True)
 class Contender:

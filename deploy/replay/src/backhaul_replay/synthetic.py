@@ -2,25 +2,28 @@
 
 Agents: sessions of a median of 43 turns, of 142,000 tokens in and 444 out per turn; nearly all gaps are tools, which
 take milliseconds to tens of seconds; now and then a person thinks for minutes; a session ends without a word.
-Chats: a few turns of hundreds to thousands of tokens, minutes apart; many people never come back.
+Chats: three tenants that share an engine. In an assistant people chat a few turns of hundreds to thousands of tokens, a
+minute or so apart; in an office they take four minutes; programs ask once and hardly ever come back. That tenants
+differ so is what studies of cloud loads report; the numbers are ours.
 """
 
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from backhaul_replay.trace import Conversation, Trace, Turn, of
 
 _MOST_CONTEXT = 400_000
 
 
-def agents(seed: int, *, duration_s: float = 7_200.0, sessions_per_hour: float = 60.0) -> Trace:
+def agents(seed: int, *, duration_s: float = 7_200.0, sessions_per_hour: float = 120.0) -> Trace:
     """Returns sessions of coding agents that begin within ``duration_s``."""
     return _trace(random.Random(f"agents-{seed}"), duration_s, sessions_per_hour, _session)
 
 
-def chats(seed: int, *, duration_s: float = 7_200.0, chats_per_hour: float = 600.0) -> Trace:
-    """Returns chats of people that begin within ``duration_s``."""
+def chats(seed: int, *, duration_s: float = 7_200.0, chats_per_hour: float = 1_800.0) -> Trace:
+    """Returns chats of three tenants that begin within ``duration_s``."""
     return _trace(random.Random(f"chats-{seed}"), duration_s, chats_per_hour, _chat)
 
 
@@ -64,9 +67,32 @@ def _session(draw: random.Random, name: str, arrival_s: float) -> Conversation:
     return conversation
 
 
+@dataclass(frozen=True, slots=True)
+class _Tenant:
+    share: float
+    """Of all conversations."""
+    first_tokens: int
+    """Median of the first prompt."""
+    gap_s: float
+    """Median."""
+    second: float
+    """Chance of a second turn."""
+    more: float
+    """Chance of another one after each later turn."""
+
+
+_TENANTS = {
+    "assistant": _Tenant(0.4, 600, 75.0, 0.7, 0.8),
+    "office": _Tenant(0.12, 1_500, 240.0, 0.6, 0.7),
+    "programs": _Tenant(0.48, 1_200, 20.0, 0.03, 0.3),
+}
+
+
 def _chat(draw: random.Random, name: str, arrival_s: float) -> Conversation:
+    (scope,) = draw.choices(list(_TENANTS), [tenant.share for tenant in _TENANTS.values()])
+    tenant = _TENANTS[scope]
     conversation = Conversation()
-    context = _around(draw, 600, 0.9)
+    context = _around(draw, tenant.first_tokens, 0.9)
     again = True
     while again:
         output = _around(draw, 300, 0.7)
@@ -77,12 +103,12 @@ def _chat(draw: random.Random, name: str, arrival_s: float) -> Conversation:
                 prompt_tokens=context,
                 output_tokens=output,
                 arrival_s=arrival_s if first else None,
-                gap_s=None if first else _around_s(draw, 75, 1.1),
-                scope="chats",
+                gap_s=None if first else _around_s(draw, tenant.gap_s, 1.1),
+                scope=scope,
             )
         )
         context += output + _around(draw, 80, 1.0)
-        again = draw.random() < (0.6 if first else 0.75)
+        again = draw.random() < (tenant.second if first else tenant.more)
     return conversation
 
 

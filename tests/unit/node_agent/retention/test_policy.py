@@ -15,10 +15,9 @@ def _kept(*, crowd: Crowd = FAST, tokens: int = 1_000, blocks: int = 10, age_s: 
     return Kept("set", crowd, token_count=tokens, block_count=blocks, age_s=age_s)
 
 
-def test_lru_keeps_the_youngest_longest_and_renews_all() -> None:
+def test_lru_keeps_the_youngest_longest() -> None:
     lru = Lru()
     assert lru.worth(_kept(age_s=1.0)) > lru.worth(_kept(age_s=2.0, tokens=10**6))
-    assert lru.keeps(_kept(age_s=1e6))
 
 
 def test_what_saves_more_tokens_is_worth_more() -> None:
@@ -44,16 +43,6 @@ def test_a_tool_that_is_overdue_gives_way_to_a_person_who_is_not() -> None:
     benefit = Benefit(gaps)
     assert benefit.worth(_kept(crowd=FAST, age_s=0.5)) > benefit.worth(_kept(crowd=SLOW, age_s=60.0))
     assert benefit.worth(_kept(crowd=FAST, age_s=60.0)) < benefit.worth(_kept(crowd=SLOW, age_s=61.0))
-
-
-def test_what_hardly_ever_returns_is_not_renewed_whatever_is_free() -> None:
-    gaps = Gaps()
-    for _ in range(300):
-        gaps.returned(FAST, 1.0, 0.0)
-        gaps.silent(FAST, 1_800.0, 0.0)
-    benefit = Benefit(gaps)
-    assert benefit.keeps(_kept(age_s=0.5))
-    assert not benefit.keeps(_kept(age_s=120.0))
 
 
 @given(st.sampled_from(Pace), st.integers(1, 10**6), st.integers(1, 10**4), st.floats(0.0, 1e5))

@@ -260,16 +260,16 @@ def test_a_set_is_renewed_until_it_has_been_kept_long_enough() -> None:
     assert 300.0 <= table.now - begin <= 301.0
 
 
-def test_what_the_policy_does_not_keep_is_not_renewed() -> None:
-    class Forgetful(Lru):
-        def keeps(self, kept: Kept) -> bool:
-            return kept.set_id != "set-2"
+def test_while_there_is_room_even_what_is_worth_nothing_is_renewed() -> None:
+    class Worthless(Lru):
+        def worth(self, kept: Kept) -> float:
+            return 0.0
 
-    table = lru(policy=lambda _: Forgetful())
+    table = lru(policy=lambda _: Worthless())
     for number in range(3):
         table.report(f"set-{number}", ttl_s=20.0)
 
-    assert renewed(table.retention()) == ["set-0", "set-1"]
+    assert renewed(table.retention()) == ["set-0", "set-1", "set-2"]
 
 
 def test_a_sent_renewal_does_not_keep_a_set_beyond_its_deadline() -> None:

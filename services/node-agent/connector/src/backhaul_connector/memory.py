@@ -37,8 +37,10 @@ class MemoryWatcher:
         """Their sum."""
         self._asked: set[str] = set()
         """Requests of this step for which allocation is tried."""
+        self.waits = False
+        """Whether anybody waited for blocks when the last step was planned."""
         self._waited = False
-        """Whether anybody waited when figures were returned last."""
+        """The same when figures were returned last."""
         self._due = float("-inf")
 
     def bind(self, pool: BlockPool) -> None:
@@ -63,7 +65,8 @@ class MemoryWatcher:
 
     def stepped(self, now: float) -> Memory | None:
         """Returns what is to be reported when a step is planned; None when it is too early for that."""
-        waiting = min(self._needed, _MAX_COUNT) if self._asked else 0
+        self.waits = bool(self._asked)
+        waiting = min(self._needed, _MAX_COUNT) if self.waits else 0
         self._asked.clear()
         begins_to_wait = waiting > 0 and not self._waited
         if self._pool is None or (now < self._due and not begins_to_wait):

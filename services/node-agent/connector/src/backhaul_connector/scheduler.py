@@ -133,8 +133,13 @@ class SchedulerSide:
         return {**params, wire.PARAMS_KEY: msgspec.to_builtins(verdict)}
 
     def closing(self, request: "Request") -> decode.OpenTurn | None:
-        """Returns the turn if its blocks are to be retained, None if they are to be freed at once."""
+        """Returns the turn if its blocks are to be retained, None if they are to be freed at once.
+
+        While requests wait for blocks nothing is: they would wait until the agent has heard of it and released it.
+        """
         turn = self._turns.pop(request.request_id, None)
+        if self._memory.waits:
+            return None
         # A step still in flight writes into the last block: what a reader would find there is not certain yet.
         return None if request.num_in_flight_tokens and not self._layout.trims else turn
 

@@ -108,11 +108,7 @@ class Retaining:
 
     def _renew(self, engine: Engine, now: float) -> list[ev.Effect]:
         at, facts, limits = self._held.instant(engine, now), engine.facts, self._held.limits
-        due = [
-            life
-            for _, life in _held(engine)
-            if engine.renewals.due(life, at, facts, limits) and self._policy.keeps(self._kept(engine, life, at))
-        ]
+        due = [life for _, life in _held(engine) if engine.renewals.due(life, at, facts, limits)]
         effects: list[ev.Effect] = []
         for start in range(0, len(due), MAX_PER_MESSAGE):
             ids = tuple(life.block_set.set_id for life in due[start : start + MAX_PER_MESSAGE])
