@@ -1,12 +1,16 @@
 """What docs/retention.md says of the policies, on drawn traces that a pool cannot hold.
 
-Priors and thresholds were chosen on seed 1; these are other seeds. Each trace is 90 minutes of turns.
+What the agent knows of gaps it has learnt on seed 1; pools and budgets were chosen on seeds 2 to 11; the figures are of
+others. Each trace is 90 minutes of turns.
 """
 
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 
 import pytest
 
+from backhaul_node_agent.core.retention.gaps import Gaps
 from backhaul_replay import synthetic
 from backhaul_replay.agent import Budget
 from backhaul_replay.bound import most_tokens
@@ -19,61 +23,66 @@ pytestmark = pytest.mark.timeout(400)
 
 _DURATION_S = 5_400.0
 _FIXED, _UNLIMITED = "fixed 480 s", "fixed 480 s, no limit"
+_COMPARED = {each.name: each for each in contenders(1_800.0) if not each.second_chance}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A kind of trace, an engine that cannot hold it, and the budgets."""
+
+    draw: Callable[[int], Trace]
+    hardware: Hardware
+    fixed: Budget
+    learning: Budget
+    """Of lru and benefit: at most the same."""
+
+    def play(self, policy: str, seed: int, gaps: Gaps) -> Outcome:
+        budget = self.fixed if policy.startswith("fixed") else self.learning
+        return replay(self.draw(seed), _COMPARED[policy], self.hardware, budget, gaps=gaps)
+
+
+_LOADS = {
+    "agents": Load(
+        lambda seed: synthetic.agents(seed, duration_s=_DURATION_S),
+        Hardware(block_size=8192, block_count=1_500),
+        Budget(),
+        Budget(),
+    ),
+    # Chats are small beside the pool: a small reserve is enough. What a fixed time refuses leaves gaps, which the
+    # others fill: with a little less they pin no more than it does.
+    "chats": Load(
+        lambda seed: synthetic.chats(seed, duration_s=_DURATION_S),
+        Hardware(block_size=128, block_count=5_400),
+        Budget(0.9, 0.92),
+        Budget(0.885, 0.905),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A trace, an engine that cannot hold it, and the budgets."""
+    """One trace under every policy."""
 
-    trace: Trace
-    hardware: Hardware
-    fixed: Budget
-    learnt: Budget
-    """Of lru and benefit: at most the same."""
     outcomes: dict[str, Outcome]
-
-    @property
-    def most_tokens(self) -> float:
-        """Returns the bound, by the greater budget."""
-        intervals = self.outcomes["benefit"].intervals
-        return most_tokens(intervals, int(self.hardware.block_count * self.fixed.share))
+    most_tokens: float
+    """The bound, by the greater budget."""
 
 
-def _case(trace: Trace, hardware: Hardware, fixed: Budget, learnt: Budget) -> Case:
-    outcomes = {}
-    for contender in contenders(1_800.0):
-        if not contender.second_chance:
-            budget = fixed if contender.name in (_FIXED, _UNLIMITED) else learnt
-            outcomes[contender.name] = replay(trace, contender, hardware, budget)
-    return Case(trace, hardware, fixed, learnt, outcomes)
-
-
-@pytest.fixture(scope="module")
-def agents() -> Case:
-    trace = synthetic.agents(4, duration_s=_DURATION_S)
-    return _case(trace, Hardware(block_size=2048, block_count=2_000), Budget(), Budget())
-
-
-@pytest.fixture(scope="module")
-def chats() -> Case:
-    # Chats are small beside the pool: a small reserve is enough. What a fixed time refuses leaves gaps, which the
-    # others fill: with one percent less they pin no more than it does.
-    trace = synthetic.chats(2, duration_s=_DURATION_S)
-    hardware = Hardware(block_size=128, block_count=1_900)
-    return _case(trace, hardware, Budget(0.9, 0.92), Budget(0.89, 0.91))
-
-
-@pytest.fixture(params=["agents", "chats"])
+@pytest.fixture(scope="module", params=[(name, seed) for name in _LOADS for seed in (12, 13)], ids=lambda it: f"{it}")
 def case(request: pytest.FixtureRequest) -> Case:
-    found = request.getfixturevalue(request.param)
-    assert isinstance(found, Case)
-    return found
+    name, seed = request.param
+    load, learnt = _LOADS[name], Gaps()
+    load.play("benefit", 1, learnt)
+    outcomes = {policy: load.play(policy, seed, deepcopy(learnt)) for policy in _COMPARED}
+    most = int(load.hardware.block_count * load.fixed.share)
+    return Case(outcomes, most_tokens(outcomes["benefit"].intervals, most))
 
 
-def test_benefit_saves_1_3_times_what_a_fixed_time_saves_and_pins_no_more(case: Case) -> None:
-    benefit, fixed = case.outcomes["benefit"], case.outcomes[_FIXED]
-    assert benefit.pinned_tokens >= 1.3 * fixed.pinned_tokens
-    assert benefit.tally.pinned_block_s <= fixed.tally.pinned_block_s
+@pytest.mark.parametrize("fixed", [_FIXED, _UNLIMITED])
+def test_benefit_saves_1_3_times_what_a_fixed_time_saves_and_pins_no_more(case: Case, fixed: str) -> None:
+    benefit, other = case.outcomes["benefit"], case.outcomes[fixed]
+    assert benefit.pinned_tokens >= 1.3 * other.pinned_tokens
+    assert benefit.tally.pinned_block_s <= other.tally.pinned_block_s
 
 
 def test_benefit_saves_85_percent_of_what_the_future_would_tell(case: Case) -> None:
@@ -86,13 +95,7 @@ def test_no_decode_waits_for_what_is_kept(case: Case, policy: str) -> None:
     assert (tally.delayed, tally.delayed_s) == (0, 0.0)
 
 
-def test_without_a_limit_a_fixed_time_delays_decodes_by_minutes_and_saves_less_by_the_hour(case: Case) -> None:
-    benefit, unlimited = case.outcomes["benefit"], case.outcomes[_UNLIMITED]
-    assert unlimited.tally.delayed > unlimited.turns / 2
+def test_without_a_limit_a_fixed_time_delays_decodes_by_minutes(case: Case) -> None:
+    unlimited = case.outcomes[_UNLIMITED]
+    assert unlimited.tally.delayed > unlimited.turns / 3
     assert unlimited.tally.delayed_s > 10 * unlimited.tally.delayed
-    assert benefit.tally.pinned_block_s <= unlimited.tally.pinned_block_s
-    assert benefit.pinned_tokens >= 1.2 * unlimited.pinned_tokens
-
-
-def test_with_agents_it_saves_1_3_times_less_without_a_limit(agents: Case) -> None:
-    assert agents.outcomes["benefit"].pinned_tokens >= 1.3 * agents.outcomes[_UNLIMITED].pinned_tokens
