@@ -32,6 +32,13 @@ def test_it_prints_a_line_for_each_policy_and_says_what_the_bound_is(
     assert "linear relaxation" in shown
 
 
+def test_it_says_what_it_is_at_apart_from_what_it_prints(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(trace), "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "playing benefit ..." in shown.err
+    json.loads(shown.out)
+
+
 def test_it_prints_json(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(trace), "--block-count", "100", "--json"]) == 0
     by_policy = {row["policy"]: row for row in json.loads(capsys.readouterr().out)["policies"]}
@@ -50,7 +57,7 @@ def test_it_writes_a_drawn_trace_that_it_reads_again(tmp_path: Path) -> None:
     ("text", "flags", "problem"),
     [
         pytest.param("{", [], "trace.jsonl: line 1: not JSON", id="a bad line"),
-        pytest.param(json.dumps(TURNS[0]), ["--block-count", "1"], "never fits", id="too little memory"),
+        pytest.param(json.dumps(TURNS[0]), ["--block-size", "256", "--block-count", "1"], "never fits", id="too little memory"),
         pytest.param(json.dumps(TURNS[0]), ["--block-size", "0"], "block_size must be", id="hardware"),
         pytest.param(json.dumps(TURNS[0]), ["--retained-share", "1.5"], "share must be", id="share"),
         pytest.param(json.dumps(TURNS[0]), ["--pressure-mark", "nan"], "mark must be", id="mark"),

@@ -67,7 +67,7 @@ def test_a_drawn_trace_is_the_same_for_a_seed_and_another_for_another(shape: str
 
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_agents_are_as_published(seed: int) -> None:
-    trace = synthetic.agents(seed, sessions_per_hour=200)
+    trace = synthetic.agents(seed, duration_s=7_200.0, sessions_per_hour=200)
     turns = _turns(trace)
     gaps = [turn.gap_s for turn in turns if turn.gap_s is not None]
     assert median(len(conversation.turns) for conversation in trace.conversations) == pytest.approx(43, rel=0.2)

@@ -63,6 +63,7 @@ def _trace(arguments: argparse.Namespace) -> Trace:
 def _compare(trace: Trace, hardware: Hardware, budget: Budget, max_retention_s: float) -> list[Row]:
     rows = []
     for contender in contenders(max_retention_s):
+        print(f"playing {contender.name} ...", file=sys.stderr)
         outcome = replay(trace, contender, hardware, budget)
         most = most_tokens(outcome.intervals, int(hardware.block_count * budget.share)) if contender.budget else None
         rows.append(Row(contender.name, outcome, most))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class Hardware:
     """One decode engine. Of prefill engines there are enough: their queues and own prefix caches are left out."""
 
-    block_size: int = 256
+    block_size: int = 4_096
     """Tokens per block. Greater than an engine's own where speed of the replay matters more than the last tokens."""
-    block_count: int = 16_800
+    block_count: int = 3_000
     """Blocks that the engine can give out."""
     prefill_tokens_per_s: float = 20_000.0
     transfer_tokens_per_s: float = 400_000.0

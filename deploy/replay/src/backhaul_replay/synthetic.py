@@ -17,12 +17,12 @@ from backhaul_replay.trace import Conversation, Trace, Turn, of
 _MOST_CONTEXT = 400_000
 
 
-def agents(seed: int, *, duration_s: float = 7_200.0, sessions_per_hour: float = 240.0) -> Trace:
+def agents(seed: int, *, duration_s: float = 5_400.0, sessions_per_hour: float = 240.0) -> Trace:
     """Returns sessions of coding agents that begin within ``duration_s``."""
     return _trace(random.Random(f"agents-{seed}"), duration_s, sessions_per_hour, _session)
 
 
-def chats(seed: int, *, duration_s: float = 7_200.0, chats_per_hour: float = 1_800.0) -> Trace:
+def chats(seed: int, *, duration_s: float = 5_400.0, chats_per_hour: float = 1_800.0) -> Trace:
     """Returns chats of three tenants that begin within ``duration_s``."""
     return _trace(random.Random(f"chats-{seed}"), duration_s, chats_per_hour, _chat)
 
