@@ -57,7 +57,9 @@ def test_it_writes_a_drawn_trace_that_it_reads_again(tmp_path: Path) -> None:
     ("text", "flags", "problem"),
     [
         pytest.param("{", [], "trace.jsonl: line 1: not JSON", id="a bad line"),
-        pytest.param(json.dumps(TURNS[0]), ["--block-size", "256", "--block-count", "1"], "never fits", id="too little memory"),
+        pytest.param(
+            json.dumps(TURNS[0]), ["--block-size", "256", "--block-count", "1"], "never fits", id="too little memory"
+        ),
         pytest.param(json.dumps(TURNS[0]), ["--block-size", "0"], "block_size must be", id="hardware"),
         pytest.param(json.dumps(TURNS[0]), ["--retained-share", "1.5"], "share must be", id="share"),
         pytest.param(json.dumps(TURNS[0]), ["--pressure-mark", "nan"], "mark must be", id="mark"),
