@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from backhaul_router.core.kinds import decode_alone
+from backhaul_router.core.kinds import decode_alone, text_only, tokens_certain
 from tests.unit.router.bodies import chat, completion
 
 
@@ -46,3 +46,22 @@ def test_two_legs_serve_it(fields: dict[str, Any]) -> None:
 def test_chat_with_several_choices_is_served_alone() -> None:
     assert decode_alone(chat(n=2)) == "n"
     assert decode_alone(chat()) == ""
+
+
+def test_only_text_is_known_by_its_tokens() -> None:
+    assert text_only(chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}]}]))
+    assert not text_only(chat(messages=[{"role": "user", "content": [{"type": "input_audio"}]}]))
+    assert text_only(completion(messages=5))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"truncate_prompt_tokens": 100}, {"suffix": ")"}, {"tools": [{}], "tool_choice": "none"}]
+)
+def test_a_tokenizer_does_not_know_all_that_shapes_a_prompt(fields: dict[str, Any]) -> None:
+    assert tokens_certain(completion())
+    assert not tokens_certain(completion(**fields))
+
+
+def test_a_tokenizer_does_not_know_chats_that_have_no_template() -> None:
+    assert not tokens_certain(chat(model="openai/GPT-OSS-20b"))
+    assert tokens_certain(completion(model="openai/gpt-oss-20b"))

@@ -285,6 +285,11 @@ def test_tokenizing_takes_what_shapes_the_prompt() -> None:
     }
 
 
+def test_tokenizing_takes_the_prompt_that_the_endpoint_takes() -> None:
+    assert set(json.loads(tokenize_body(chat(prompt="other")))) == {"model", "messages"}
+    assert set(json.loads(tokenize_body(completion("a", messages=[{"role": "user"}])))) == {"model", "prompt"}
+
+
 def test_token_ids_need_no_tokenizing() -> None:
     assert prompt_tokens_in(completion([1, 2])) == [1, 2]
     assert prompt_tokens_in(completion("a")) is None

@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from backhaul_router.core.body import TurnBody
+from backhaul_router.core.body import Endpoint, TurnBody
+
+_HARMONY = ("gpt-oss", "gpt_oss")
+"""Parts of names of models whose chats vLLM does not tokenize by a template (`renderers/online_renderer.py`)."""
 
 
 def decode_alone(body: TurnBody) -> str:
@@ -29,17 +32,22 @@ def decode_alone(body: TurnBody) -> str:
 
 def text_only(body: TurnBody) -> bool:
     """Tells whether the prompt is nothing but text, or tokens: then its tokens say all that an engine computes from."""
-    return all(_is_text(message.get("content")) for message in body.fields.get("messages") or ())
+    messages = body.fields["messages"] if body.endpoint is Endpoint.CHAT else ()
+    return all(_is_text(message.get("content")) for message in messages)
 
 
 def tokens_certain(body: TurnBody) -> bool:
     """Tells whether `/tokenize` gives exactly the tokens that the engine would compute the request from.
 
-    It does not know ``truncate_prompt_tokens``, and no ``tool_choice``: with "none" a server may leave the tools out
-    (``--exclude-tools-when-tool-choice-none``).
+    It does not know ``truncate_prompt_tokens`` and ``suffix``, and no ``tool_choice``: with "none" a server may leave
+    the tools out (``--exclude-tools-when-tool-choice-none``). Chats of gpt-oss become tokens in another way there.
     """
     fields = body.fields
-    return fields.get("truncate_prompt_tokens") is None and not (fields.get("tools") and _no_tool(fields))
+    if fields.get("truncate_prompt_tokens") is not None or fields.get("suffix") is not None:
+        return False
+    if body.endpoint is Endpoint.CHAT and any(part in body.model.lower() for part in _HARMONY):
+        return False
+    return not (fields.get("tools") and _no_tool(fields))
 
 
 def _is_text(content: Any) -> bool:

@@ -203,7 +203,8 @@ def tokenize_body(body: TurnBody) -> bytes:
     That endpoint knows fewer fields than chat; the others reach the template the way chat hands them on
     (`entrypoints/openai/chat_completion/protocol.py`, ``build_chat_params``).
     """
-    fields: dict[str, Any] = {name: body.raw[name] for name in _TOKENIZED if name in body.raw}
+    other = "prompt" if body.endpoint is Endpoint.CHAT else "messages"
+    fields: dict[str, Any] = {name: body.raw[name] for name in _TOKENIZED if name in body.raw and name != other}
     extras = {name: body.fields[name] for name in ("documents", "reasoning_effort") if body.fields.get(name)}
     if extras and body.endpoint is Endpoint.CHAT:
         given = body.fields.get("chat_template_kwargs") or {}
