@@ -1,7 +1,7 @@
 """One decode engine: what it retains, in memory that others use as soon as it is free, and its connector's records."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from backhaul_connector import decode, wire
 from backhaul_connector.anchors import identity_of
@@ -48,6 +48,8 @@ class DecodeEngine:
         """When they ended, by the engine's clock."""
         self.free_count = BLOCK_COUNT
         """Blocks that running requests leave."""
+        self.caching = False
+        """Whether what is retained already is retained in the same blocks again."""
         self._memory: dict[int, tuple[int, ...]] = {}
         self._blocks: dict[str, list[int]] = {}
         self._fresh: dict[str, float] = {}
@@ -88,6 +90,10 @@ class DecodeEngine:
         """Retains blocks for somebody who is no concern of ours."""
         self._retain(request_id, [0] * BLOCK_SIZE, deadline)
 
+    def blocks_of(self, request_ids: Iterable[str]) -> set[int]:
+        """Returns the blocks that leases pin, each once."""
+        return {block for request_id in request_ids for block in self._blocks[request_id]}
+
     def read(self, block: int) -> tuple[int, ...]:
         """Returns what is in a block now, whoever asks."""
         return self._memory.get(block, _SOMEBODY_ELSES)
@@ -96,7 +102,8 @@ class DecodeEngine:
         """Frees blocks, which others use at once: on the first notification, whoever sends it."""
         freed = [request_id for request_id in request_ids if self.leases.pop(request_id, None) is not None]
         for request_id in freed:
-            for block in self._blocks.pop(request_id):
+            blocks = self._blocks.pop(request_id)
+            for block in set(blocks) - self.blocks_of(self._blocks):
                 del self._memory[block]
         if freed:
             self._confirmed.forget(freed)
@@ -119,9 +126,11 @@ class DecodeEngine:
 
     def _retain(self, request_id: str, tokens: list[int], deadline: float) -> None:
         content = kv_of(tokens)
+        known = {kept: block for block, kept in self._memory.items()} if self.caching else {}
         self._blocks[request_id] = []
         for start in range(0, len(content), BLOCK_SIZE):
-            block = next(_blocks)
+            kept = tuple(content[start : start + BLOCK_SIZE])
+            block = known[kept] if kept in known else next(_blocks)
             self._blocks[request_id].append(block)
-            self._memory[block] = tuple(content[start : start + BLOCK_SIZE])
+            self._memory[block] = kept
         self.leases[request_id] = self._fresh[request_id] = deadline

@@ -41,6 +41,8 @@ class Etcd:
 
     def __init__(self) -> None:
         self.state = State()
+        self.deaf = False
+        """Whether pointers are not taken over: a stream that brings some ends."""
         self._ids = itertools.count(1)
         self._snapshots: list[State] = []
 
@@ -91,6 +93,8 @@ class Etcd:
 
     def write(self, engine_id: str, lease_id: int, upserts: list[BlockSet], removals: list[BlockSet]) -> bool:
         """Makes a batch durable; False when the lease is gone."""
+        if self.deaf:
+            self.end_lease(lease_id)
         if lease_id not in self.state.leases:
             return False
         self.state.marks[lease_id] = self.state.marks.get(lease_id, 0) + 1

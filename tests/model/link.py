@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from backhaul_connector import wire
 from backhaul_node_agent import convert
 from backhaul_node_agent.core import events as ev
+from backhaul_node_agent.core.block_set import EngineFacts
 from tests.model.engine import BLOCK_COUNT, BLOCK_SIZE, WEIGHTS, DecodeEngine
 
 if TYPE_CHECKING:
@@ -36,11 +37,14 @@ class Link:
         """Begins a session, which begins with a replay."""
         self.agent, self._number = agent, next(self._numbers)
         self.stalled_until = 0.0
-        facts = convert.engine_facts(self._hello(now))
-        agent.hear(ev.EngineConnected(self._number, facts, self._last_session), now)
+        agent.hear(ev.EngineConnected(self._number, self.facts(now), self._last_session), now)
         self._last_session = agent.session
         self._replay, self._replayed = deque(self._engine.ledger.connect()), 0
         self.ping(now)
+
+    def facts(self, now: float) -> EngineFacts:
+        """Returns what an agent is told of the engine."""
+        return convert.engine_facts(self._hello(now))
 
     def cut(self, now: float, *, noticed: bool = True) -> None:
         """Ends the session. An agent that has not `noticed` yet still has to take in what was sent before."""

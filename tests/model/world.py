@@ -302,6 +302,11 @@ class World:
         for _ in range(owner.set_count):
             self.passes(RELEASED_S if self._unsettled() else 0.0)
         assert not self._unsettled(), "sets are released without end"
+        self.judge_agreement()
+
+    def judge_agreement(self) -> None:
+        """The owner's table is what the engine retains of labelled turns, and the index is that table."""
+        owner = self.listener.owner
         held: dict[str, BlockSet] = {one.name.set_id: one.block_set for one in owner.sets(self.now)}
         assert held.keys() == self.engine.labelled, "the owner's table is not what the engine retains"
         pointers = {pointer for one in held.values() for pointer in pointers_of(one, self.engine.engine_id)}
