@@ -65,6 +65,24 @@ def test_each_event_does_what_the_table_says(
 
 
 @pytest.mark.parametrize(
+    ("life", "event", "due"),
+    [
+        (FENCED, lf.Tick(), False),
+        (FENCED, lf.FenceLifted(), True),
+        (HELD, lf.Tick(), False),
+        (replace(HELD, deadline=NOW.earliest), lf.Tick(), True),
+        (CLAIMED, lf.Tick(), False),
+        (replace(CLAIMED, claim=Claim("request-1", 1130.0, NOW.local)), lf.Tick(), True),
+        (RELEASING, lf.Tick(), False),
+        (replace(RELEASING, pointer=Pointer.ABSENT), lf.Tick(), True),
+        (replace(RELEASING, pointer=Pointer.ABSENT, send_at=NOW.local + 0.1), lf.Tick(), False),
+    ],
+)
+def test_time_that_passes_changes_only_what_is_due(life: Life, event: lf.Event, due: bool) -> None:
+    assert lf.changes(life, event, NOW, LIMITS) is due
+
+
+@pytest.mark.parametrize(
     ("life", "event"),
     [
         (FENCED, lf.ClaimReturned()),

@@ -226,6 +226,12 @@ def step(life: Life, event: Event, at: Instant, limits: Limits) -> Step:
     return handler(life, event, at, limits)
 
 
+def changes(life: Life, event: Event, at: Instant, limits: Limits) -> bool:
+    """Tells whether an event does anything to a set. Raises IllegalEventError as `step` does."""
+    outcome = step(life, event, at, limits)
+    return outcome.life is not life or bool(outcome.actions)
+
+
 def born(block_set: BlockSet, deadline: float) -> Step:
     """Returns the life of a set that the engine has just retained: HELD and published."""
     return _hold(Life(block_set, State.HELD, deadline))

@@ -201,9 +201,14 @@ class Owner:
         self._held.conversations.tick(now)
         effects = self._replay.forget_away(now)
         for engine in self._held.engines.values():
+            at = self._held.instant(engine, now)
+            fence_over = self._replay.fence_over(engine, now)
+            passed, lifted = lf.Tick(), lf.FenceLifted()
             for life in list(engine.lives.values()):
-                lifted = life.state is State.FENCED and self._replay.fence_over(engine, now)
-                effects += self._held.step(engine, life, lf.FenceLifted() if lifted else lf.Tick(), now)
+                event = lifted if fence_over and life.state is State.FENCED else passed
+                # Thousands wait for their time; what is not due costs next to nothing.
+                if lf.changes(life, event, at, self._held.limits):
+                    effects += self._held.step(engine, life, event, now)
         return effects
 
     # --- calls
