@@ -152,16 +152,31 @@ async def test_a_caller_that_leaves_ends_the_engines_work() -> None:
         await eventually(lambda: server.aborted == 1)
 
 
-async def test_what_the_engine_answers_to_a_caller_that_has_left_is_not_forgotten() -> None:
+@pytest.mark.parametrize("times", [1, 2])
+async def test_what_the_engine_answers_to_a_caller_that_has_left_is_not_forgotten(times: int) -> None:
+    """A call whose time is over is often cancelled by its own limit and by its client at once."""
     async with serving() as server, EngineRequests(server.url, api_key="") as requests:
         server.halting = asyncio.Event()
         left_over: list[Kept] = []
         asking = asyncio.create_task(keep(requests, left_over))
         await server.begun.wait()
         await asyncio.sleep(0.1)
-        asking.cancel()
-        await asyncio.sleep(0)
+        for _ in range(times):
+            asking.cancel()
+            await asyncio.sleep(0)
         server.halting.set()
         with pytest.raises(asyncio.CancelledError):
             await asking
-    assert [kept.hand_off_id for kept in left_over] == ["cmpl-1"]
+        await eventually(lambda: [kept.hand_off_id for kept in left_over] == ["cmpl-1"])
+
+
+async def test_a_caller_that_leaves_does_not_wait_for_the_rest_of_an_answer() -> None:
+    async with serving() as server, EngineRequests(server.url, api_key="") as requests:
+        server.halting = asyncio.Event()
+        asking = asyncio.create_task(keep(requests))
+        await server.begun.wait()
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        await asyncio.wait([asking], timeout=0.5)
+        assert asking.cancelled()
+        server.halting.set()

@@ -73,6 +73,8 @@ class EngineRequests:
     def __init__(self, url: str, *, api_key: str) -> None:
         self._url = url
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._late: set[asyncio.Task[None]] = set()
+        """Answers whose callers have left; no more than callers at once and within `_LATE_S`."""
 
     async def __aenter__(self) -> Self:
         # `trust_env` stays off: the server is beside this agent, no proxy is on the way.
@@ -82,6 +84,9 @@ class EngineRequests:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for late in self._late:
+            late.cancel()
+        await asyncio.gather(*self._late, return_exceptions=True)
         await self._http.close()
 
     async def keep(
@@ -96,7 +101,7 @@ class EngineRequests:
         """Has the prompt's blocks kept, in the engine of a data-parallel `rank` (None: there is one).
 
         Raises UnavailableError (ENGINE_FAILED). Cancellation closes the connection, which ends the engine's work; when
-        the engine answers at that very moment, `left_over` gets what nobody will read.
+        the engine has begun to answer, `left_over` gets what nobody will read, a moment after this has returned.
         """
         body: dict[str, Any] = {
             "model": model,
@@ -112,37 +117,46 @@ class EngineRequests:
         if rank is not None:
             headers["X-data-parallel-rank"] = str(rank)
         try:
-            async with self._http.post(
+            response = await self._http.post(
                 f"{self._url}/v1/completions", data=msgspec.json.encode(body), headers=headers
-            ) as response:
-                raw = await _whole(response, left_over)
+            )
+            raw = await self._whole(response, left_over)
         except (aiohttp.ClientError, OSError) as error:
             raise UnavailableError("ENGINE_FAILED", f"the engine does not answer: {type(error).__name__}") from error
         if response.status != 200:
             raise UnavailableError("ENGINE_FAILED", f"the engine answers {response.status}")
         return _kept(raw)
 
-
-async def _whole(response: aiohttp.ClientResponse, left_over: Callable[[Kept], None]) -> bytes:
-    """Reads a body whose head has come, for a moment even when the caller was cancelled."""
-    reading = asyncio.ensure_future(_read(response))
-    try:
-        return await asyncio.shield(reading)
-    except asyncio.CancelledError:
-        await asyncio.wait([reading], timeout=_LATE_S)
-        if not reading.done():
-            reading.cancel()
-        elif reading.exception() is None and response.status == 200:
-            with contextlib.suppress(UnavailableError):
-                left_over(_kept(reading.result()))
-        raise
+    async def _whole(self, response: aiohttp.ClientResponse, left_over: Callable[[Kept], None]) -> bytes:
+        """Reads a body whose head has come. A caller that leaves, be it told so twice, does not wait for the rest."""
+        reading = asyncio.create_task(_read(response))
+        try:
+            return await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            late = asyncio.create_task(_read_on(response, reading, left_over))
+            self._late.add(late)
+            late.add_done_callback(self._late.discard)
+            raise
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    while len(body) < _MAX_BODY_BYTES and (piece := await response.content.readany()):
-        body += piece
-    return bytes(body)
+    """Reads a body and lets go of its connection."""
+    async with response:
+        body = bytearray()
+        while len(body) < _MAX_BODY_BYTES and (piece := await response.content.readany()):
+            body += piece
+        return bytes(body)
+
+
+async def _read_on(
+    response: aiohttp.ClientResponse, reading: "asyncio.Task[bytes]", left_over: Callable[[Kept], None]
+) -> None:
+    """Passes on what an answer holds for which nobody waits, if it comes in time."""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, UnavailableError):
+        async with asyncio.timeout(_LATE_S):
+            raw = await reading
+        if response.status == 200:
+            left_over(_kept(raw))
 
 
 def _kept(raw: bytes) -> Kept:
