@@ -22,10 +22,12 @@ class FakeOwner(Partial):
         self.released: list[tuple[str, str]] = []
         """Engine and id of hand-offs that were to be freed."""
         self.released_sets: list[str] = []
+        self.releases = 0
+        """Calls that were to release block sets."""
         self.refusal: BackhaulError | None = None
         """Answer to every claim and release of block sets, when set."""
         self.silent = False
-        """Whether claims and harvests are never answered."""
+        """Whether claims, harvests and releases of block sets are never answered."""
         self.harvests: list[agent_pb2.HarvestBlockSetRequest] = []
         self.harvests_left = 0
         """Callers of a harvest that left before they were answered."""
@@ -111,6 +113,9 @@ class FakeOwner(Partial):
         self, request: agent_pb2.ReleaseBlockSetsRequest, context: Any
     ) -> agent_pb2.ReleaseBlockSetsResponse:
         """Releases what is not claimed."""
+        self.releases += 1
+        if self.silent:
+            await asyncio.Event().wait()
         if self.refusal is not None:
             raise self.refusal
         outcome = agent_pb2.ReleaseBlockSetsResponse()

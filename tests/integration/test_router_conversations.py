@@ -1,5 +1,6 @@
 """Conversations that are over: what is retained for them is released, and nobody else's."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -10,10 +11,14 @@ import grpc
 import pytest
 
 from backhaul.router.v1 import router_pb2, router_pb2_grpc
+from backhaul_common.clock import SystemClock
 from backhaul_common.errors import UnavailableError
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_router.core.lookup import scope_of, session_key
 from backhaul_router.core.salt import salt_for
+from backhaul_router.owner_client import OwnerClient
+from tests.fakes.eventually import eventually
+from tests.fakes.owner import FakeOwner
 from tests.fakes.router_stack import MODEL, RouterStack, chat_body, router_stack
 from tests.integration.test_router_turns import label_key
 from tests.unit.router.test_tenants import FILE
@@ -125,6 +130,16 @@ async def test_an_owners_failure_is_told_and_the_rest_is_released(stack: RouterS
     assert (status, told["error"]["message"]) == (503, "not all block sets could be released")
     stack.owner.refusal = None
     assert (await delete(stack))[1]["released"] == 1
+
+
+async def test_an_owner_that_leaves_before_it_answers_is_an_error_like_any_other() -> None:
+    async with FakeOwner() as owner, OwnerClient(clock=SystemClock()) as client:
+        owner.silent = True
+        asking = asyncio.create_task(client.release_sets(owner.address, ["set-1"], timeout_s=30))
+        await eventually(lambda: owner.releases == 1)
+        await client.forget([owner.address])
+        with pytest.raises(UnavailableError):
+            await asking
 
 
 async def test_sets_of_a_node_that_is_gone_count_for_nothing(stack: RouterStack) -> None:

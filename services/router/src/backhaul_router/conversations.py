@@ -36,9 +36,9 @@ class Ending:
     body: bytes = b""
     """JSON body of its last chat turn; names a conversation without an id."""
     model: str = ""
-    """Empty: every model that is served, or the body's own."""
+    """Empty: every model that is served. With a body: the body's own."""
     cache_salt: str = ""
-    """The client's own, unless the body has one."""
+    """The client's own. With a body: the body's own."""
     authorization: str | None = None
 
 

@@ -121,10 +121,8 @@ class OwnerClient:
         Raises BackhaulError. Sent once: releasing is idempotent, and callers may ask again.
         """
         request = agent_pb2.ReleaseBlockSetsRequest(set_ids=set_ids)
-        try:
+        with _errors():
             response = await self._stub(address).ReleaseBlockSets(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise to_error(error) from error
         return Released(len(response.released), len(response.deferred))
 
     async def forget(self, addresses: Collection[str]) -> None:
