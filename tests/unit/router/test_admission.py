@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from backhaul_router.admission import MAX_LISTS, Admission
+from backhaul_router.admission import MAX_ENDINGS, MAX_LISTS, Admission
 from backhaul_router.core.errors import ApiError
 from tests.unit.router.ports import FakeClock
 
@@ -66,6 +66,22 @@ def test_model_lists_are_limited_apart_from_turns() -> None:
         entered.__exit__(None, None, None)
     with limits.listing():
         pass
+
+
+def test_endings_are_limited_and_hold_bytes_as_turns_do() -> None:
+    limits = admission(max_held_bytes=MAX_ENDINGS)
+    endings = [limits.ending(1) for _ in range(MAX_ENDINGS)]
+    for entered in endings[:-1]:
+        entered.__enter__()
+    with pytest.raises(ApiError) as caught, limits.ending(2):
+        pass
+    assert (caught.value.status, caught.value.code) == (429, "too_many_bytes")
+    with endings[-1], pytest.raises(ApiError) as caught, limits.ending():
+        pass
+    assert (caught.value.status, caught.value.code) == (429, "too_many_endings")
+    for entered in endings[:-1]:
+        entered.__exit__(None, None, None)
+    assert limits.held_bytes == 0
 
 
 def test_refusals_are_logged_once_in_a_while(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,16 +77,18 @@ class Admission:
             self._list_count -= 1
 
     @contextmanager
-    def ending(self) -> Iterator[None]:
-        """Counts one conversation that is being ended. Raises ApiError (429)."""
+    def ending(self, byte_count: int = 0) -> Iterator[None]:
+        """Counts one conversation that is being ended, and the bytes of its body. Raises ApiError (429)."""
         if self._ending_count >= MAX_ENDINGS:
             what = f"{MAX_ENDINGS} conversations are being ended by this router"
             raise self._refusal("too_many_endings", what, MAX_ENDINGS)
+        self.hold(byte_count)
         self._ending_count += 1
         try:
             yield
         finally:
             self._ending_count -= 1
+            self._let_go(byte_count)
 
     def hold(self, byte_count: int) -> None:
         """Counts bytes in. Raises ApiError (429), and counts nothing, when that is too much."""

@@ -103,7 +103,7 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
             authorization=_metadata(context).get("authorization"),
         )
         try:
-            with self._admission.ending():
+            with self._admission.ending(len(request.body)):
                 ended = await self._conversations.end(ending)
         except ApiError as error:
             raise _as_backhaul(error) from error
