@@ -125,3 +125,12 @@ def test_wrong_guesses_are_paid_with_ever_longer_pauses() -> None:
     backoff.right()
     backoff.wrong(now)
     assert backoff.until == now + 1
+
+
+def test_guesses_that_turn_out_wrong_together_cost_one_pause() -> None:
+    backoff = Backoff()
+    for number in range(8):
+        backoff.wrong(number / 100)
+    assert backoff.until == 1
+    backoff.wrong(1.0)
+    assert backoff.until == 3

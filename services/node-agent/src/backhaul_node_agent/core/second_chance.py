@@ -140,7 +140,9 @@ class Backoff:
         return now >= self.until
 
     def wrong(self, now: float) -> None:
-        """Notes a wrong guess."""
+        """Notes a wrong guess; those that were under way when a pause began are part of the one that began it."""
+        if not self.over(now):
+            return
         self.until = now + min(_MOST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self.failures, 16))
         self.failures += 1
 
