@@ -147,7 +147,7 @@ def test_a_record_fits_whatever_it_would_have_to_say(engine_count: int, model_by
     "changes",
     [
         {"set_id": "é" * 128},
-        {"token_count": 2**31 - 1, "anchors": b"a" * 16},
+        {"token_count": 2**31 - 1, "spacing": 2**31 - 1, "anchors": b"a" * 32},
         {"stride": 2**31 - 1},
         {"deadline": 1e10},
     ],

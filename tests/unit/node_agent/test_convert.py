@@ -40,6 +40,8 @@ def test_pointers_carry_the_last_anchor() -> None:
         {"keys": ["x" * 129]},
         {"identity": b"short"},
         {"anchors": b""},
+        {"anchors": b"a" * 16},
+        {"spacing": 32},
         {"token_count": 0, "anchors": b"a" * 16},
         {"stride": 0},
     ],

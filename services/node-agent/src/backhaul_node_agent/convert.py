@@ -10,6 +10,7 @@ from backhaul.registry.v1 import registry_pb2
 from backhaul_common.durations import duration
 from backhaul_common.texts import clip
 from backhaul_connector import wire
+from backhaul_connector.anchors import Anchors
 from backhaul_node_agent.core import bounds
 from backhaul_node_agent.core.block_set import BlockSet, EngineFacts
 from backhaul_node_agent.core.draining import DrainStatus, Phase
@@ -84,10 +85,12 @@ def block_set(report: wire.BlockSetReport) -> BlockSet:
     bounds.check_span(report.turn_s, "turn_s")
     if not all(map(_NAME.fullmatch, (report.scope, *report.keys, *report.continues))):
         raise ValueError("a scope or key that the registry would refuse")
-    if len(report.identity) != _DIGEST_SIZE or len(report.anchors) < _DIGEST_SIZE:
-        raise ValueError("identity or anchors of a wrong size")
     for field in ("token_count", "stride", "spacing"):
         bounds.check_count(getattr(report, field), field, least=1)
+    anchors = Anchors(report.identity, report.stride, report.spacing, report.token_count, report.anchors)
+    # Anchors that are missing on both sides would pass for equal ones.
+    if len(report.identity) != _DIGEST_SIZE or not anchors.complete:
+        raise ValueError("identity or anchors of a wrong size")
     bounds.check_count(report.block_count, "block_count")
     return BlockSet(
         set_id=report.set_id,
