@@ -91,8 +91,8 @@ MUTANTS = (
     Mutant(
         "forget-what-was-superseded",
         _RETAINING,
-        "            effects += self._release_superseded(engine, now)\n            effects += self._release_where",
-        "            effects += self._release_where",
+        "            effects += self._release_where(engine, Reason.SUPERSEDED, list(engine.superseded), now)\n",
+        "",
         _decides(
             "test_a_claimed_set_is_superseded_only_when_its_claim_is_given_back",
             "test_what_was_superseded_behind_the_fence_is_released_after_it",

@@ -35,7 +35,7 @@ class Retaining:
         self._held.telling = True
         effects: list[ev.Effect] = []
         for engine in self._held.engines.values():
-            effects += self._release_superseded(engine, now)
+            effects += self._release_where(engine, Reason.SUPERSEDED, list(engine.superseded), now)
             effects += self._release_where(engine, Reason.UNPUBLISHED, self._unpublished(engine, now), now)
             effects += self._release_where(engine, Reason.OLD, self._old(engine, now), now)
             effects += self.make_room(engine, now)
@@ -57,7 +57,8 @@ class Retaining:
             life = engine.lives.get(name.set_id) if engine is not None else None
             if engine is not None and life is not None and covers(newer, life.block_set):
                 engine.superseded[name.set_id] = None
-                effects += self._release_superseded(engine, now)
+                if self._held.telling:
+                    effects += self._release_where(engine, Reason.SUPERSEDED, [name.set_id], now)
         return effects
 
     def make_room(self, engine: Engine, now: float) -> list[ev.Effect]:
@@ -82,10 +83,6 @@ class Retaining:
                 break
             effects += self._release(engine, engine.lives[set_id], Reason.SURPLUS, now)
         return effects
-
-    def _release_superseded(self, engine: Engine, now: float) -> list[ev.Effect]:
-        superseded = list(engine.superseded) if self._held.telling else []
-        return self._release_where(engine, Reason.SUPERSEDED, superseded, now)
 
     def _unpublished(self, engine: Engine, now: float) -> list[str]:
         # In the order in which they were asked for.
