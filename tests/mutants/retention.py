@@ -194,7 +194,7 @@ MUTANTS = (
     Mutant(
         "everybody-waits-for-blocks",
         f"{_CONNECTOR}/memory.py",
-        "min(self._needed, _MAX_COUNT) if self._asked else 0",
+        "min(self._needed, _MAX_COUNT) if self.waits else 0",
         "min(self._needed, _MAX_COUNT)",
         ("tests/unit/connector/test_memory.py::test_requests_that_wait_for_something_else_wait_for_no_blocks",),
     ),
