@@ -285,6 +285,11 @@ def test_tokenizing_takes_what_shapes_the_prompt() -> None:
     }
 
 
+def test_a_template_may_tell_an_empty_list_from_none() -> None:
+    assert json.loads(tokenize_body(chat(documents=[])))["chat_template_kwargs"] == {"documents": []}
+    assert "chat_template_kwargs" not in json.loads(tokenize_body(chat(documents=None)))
+
+
 def test_tokenizing_takes_the_prompt_that_the_endpoint_takes() -> None:
     assert set(json.loads(tokenize_body(chat(prompt="other")))) == {"model", "messages"}
     assert set(json.loads(tokenize_body(completion("a", messages=[{"role": "user"}])))) == {"model", "prompt"}

@@ -84,6 +84,9 @@ _TOKENIZED = (
     "mm_processor_kwargs",
 )
 
+_OF_CHAT = ("documents", "reasoning_effort")
+"""Fields of chat that reach its template as arguments; an empty one does, too, a null does not (`merge_kwargs`)."""
+
 _DONE = re.compile(rb"[\r\n]data: ?\[DONE\]\s*\Z")
 _PARAMS_LEFT = re.compile(rb'kv_transfer_params"\s*:')
 """As a key: in a string of an answer's text a quote has a backslash before it."""
@@ -205,7 +208,7 @@ def tokenize_body(body: TurnBody) -> bytes:
     """
     other = "prompt" if body.endpoint is Endpoint.CHAT else "messages"
     fields: dict[str, Any] = {name: body.raw[name] for name in _TOKENIZED if name in body.raw and name != other}
-    extras = {name: body.fields[name] for name in ("documents", "reasoning_effort") if body.fields.get(name)}
+    extras = {name: body.fields[name] for name in _OF_CHAT if body.fields.get(name) is not None}
     if extras and body.endpoint is Endpoint.CHAT:
         given = body.fields.get("chat_template_kwargs") or {}
         if "reasoning_effort" in extras and "enable_thinking" not in given:
