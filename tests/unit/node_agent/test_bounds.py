@@ -70,7 +70,7 @@ def node_of(*engines: EngineFacts, models: tuple[str, ...] = ("model-1",), **cha
         {"side_channel_host": LONG},
         {"rank": bounds.MAX_RANK},
         {"block_size": bounds.MAX_COUNT},
-        {"block_count": bounds.MAX_COUNT},
+        {"block_count": bounds.MAX_BLOCKS},
         {"ttl_s": YEAR_S},
         {"ttl_s": 0.0},
         {"problem": "x" * 5_000},
@@ -79,6 +79,11 @@ def node_of(*engines: EngineFacts, models: tuple[str, ...] = ("model-1",), **cha
 )
 def test_the_registry_takes_every_hello_that_the_agent_takes(changes: dict[str, Any]) -> None:
     check_node(node_of(convert.engine_facts(hello(**changes))))
+
+
+def test_an_engine_with_more_blocks_than_there_is_memory_to_count_them_is_not_taken() -> None:
+    with pytest.raises(bounds.OutOfBoundsError, match="block_count"):
+        convert.engine_facts(hello(block_count=bounds.MAX_BLOCKS + 1))
 
 
 @pytest.mark.parametrize(

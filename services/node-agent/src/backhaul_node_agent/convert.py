@@ -52,7 +52,7 @@ def engine_facts(hello: wire.Hello) -> EngineFacts:
         bounds.check_text(getattr(hello, field), field)
     bounds.check_count(hello.rank, "rank", most=bounds.MAX_RANK)
     bounds.check_count(hello.block_size, "block_size", least=1)
-    bounds.check_count(hello.block_count, "block_count")
+    bounds.check_count(hello.block_count, "block_count", most=bounds.MAX_BLOCKS)
     bounds.check_count(hello.tp_size, "tp_size", least=1, most=bounds.MAX_TP_SIZE)
     bounds.check_count(hello.side_channel_port, "side_channel_port", least=1, most=bounds.MAX_PORT)
     bounds.check_span(hello.ttl_s, "ttl_s")

@@ -24,6 +24,9 @@ MAX_HAND_OFF_ID_BYTES = 512
 MAX_COUNT = 2**31 - 1
 """The protos count in int32."""
 
+MAX_BLOCKS = 2**24
+"""Blocks of an engine that retains sets: its budget takes 16 bytes for each, at once."""
+
 MAX_RANK = 2**16 - 1
 MAX_PORT = 2**16 - 1
 MAX_TP_SIZE = 1_024
