@@ -1,7 +1,7 @@
 """Ends conversations: what decode engines retain for their next turn is released by its owners."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,13 +75,12 @@ class Conversations:
         """Releases what is retained for a conversation of the caller's tenant.
 
         An unknown conversation looks like one that retains nothing. Raises ApiError: 400 for a bad body or no id, 401,
-        503 when the registry or an owner does not answer; asking again goes on with what is left.
+        503 when no nodes are known, or registry or owner do not answer; asking again goes on with what is left.
         """
         tenant = self._tenants.authenticate(ending.authorization)
         models, salt, keys = self._named(ending)
         scopes = [self._scopes.scope(tenant, model=model, client_salt=salt) for model in models]
-        found = await asyncio.gather(*(self._end_in(scope, keys) for scope in scopes))
-        released = Released(sum(one.released for one in found), sum(one.deferred for one in found))
+        released = _total(await _all(self._end_in(scope, keys) for scope in scopes))
         _log.info("conversation ended", released=released.released, deferred=released.deferred)
         return released
 
@@ -94,6 +93,8 @@ class Conversations:
         if session_id is None:
             raise invalid("a session id, or the body of the last turn, is needed", param="session_id")
         models = [ending.model] if ending.model else sorted({name for node in self._table for name in node.models})
+        if not models:
+            raise ApiError(503, "no nodes are known", headers=_RETRY)
         return models, ending.cache_salt, (session_key(session_id),)
 
     async def _end_in(self, scope: str, keys: Sequence[str]) -> Released:
@@ -105,8 +106,7 @@ class Conversations:
             pointers = await self._find(scope, keys[:MAX_KEYS])
             new = [pointer for pointer in distinct(pointers) if (pointer.engine_id, pointer.set_id) not in known]
             known |= {(pointer.engine_id, pointer.set_id) for pointer in new}
-            done = await self._release(new)
-            total = Released(total.released + done.released, total.deferred + done.deferred)
+            total = _total([total, await self._release(new)])
             idle = 0 if new else idle + 1
             if idle == 2:
                 break
@@ -126,14 +126,24 @@ class Conversations:
             node = self._table.get(pointer.node_id)
             if node is not None and node.engine(pointer.engine_id) is not None:
                 by_address.setdefault(node.agent_address, []).append(pointer.set_id)
-        calls = (
-            self._owner.release_sets(address, set_ids, timeout_s=_CALL_S) for address, set_ids in by_address.items()
-        )
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        for failure in failures:
-            if not isinstance(failure, BackhaulError):
-                raise failure
-            raise ApiError(503, "not all block sets could be released", headers=_RETRY) from failure
-        done = [answer for answer in answers if isinstance(answer, Released)]
-        return Released(sum(one.released for one in done), sum(one.deferred for one in done))
+        try:
+            done = await _all(
+                self._owner.release_sets(address, set_ids, timeout_s=_CALL_S) for address, set_ids in by_address.items()
+            )
+        except BackhaulError as error:
+            raise ApiError(503, "not all block sets could be released", headers=_RETRY) from error
+        return _total(done)
+
+
+async def _all(calls: Iterable[Awaitable[Released]]) -> list[Released]:
+    """Makes all calls at once and waits for each. Then raises the first failure, if there is one."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    failure = next((answer for answer in answers if isinstance(answer, BaseException)), None)
+    if failure is not None:
+        raise failure
+    return [answer for answer in answers if isinstance(answer, Released)]
+
+
+def _total(parts: Iterable[Released]) -> Released:
+    parts = list(parts)
+    return Released(sum(one.released for one in parts), sum(one.deferred for one in parts))
