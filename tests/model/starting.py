@@ -41,6 +41,9 @@ class Belief(Enum):
     FENCED_GRANTED = auto()
 
 
+_FENCED = (Belief.FENCED, Belief.FENCED_GRANTED)
+
+
 class Lease(Enum):
     """The lease of the agent's node."""
 
@@ -119,6 +122,8 @@ class Start:
     successor: Successor
     notifications: tuple[bool, float]
     """Whether those on their way get lost, and how long they take."""
+    repaired_s: float
+    """How long those that are sent from now on get lost."""
     ticked: bool
     """Whether the agent could work with what it was told."""
     noticed: bool
@@ -157,6 +162,7 @@ class Beginning:
         self._connect()
         self._fill_index()
         self.began_at = self.world.now
+        self.repaired_at = self.began_at + start.repaired_s
 
     def doomed(self, set_id: str) -> bool:
         """Tells whether a set must be released: asked for, or granted and nobody knows whether that was used."""
@@ -221,7 +227,7 @@ class Beginning:
         believed = [turn for turn in zip(self.set_ids, start.turns, strict=True) if turn[0] in reports]
         for replayed in (True, False):
             for set_id, turn in believed:
-                fenced = turn.belief in (Belief.FENCED, Belief.FENCED_GRANTED)
+                fenced = turn.belief in _FENCED
                 if turn.belief is Belief.NOTHING or fenced is not replayed:
                     continue
                 granted = turn.belief in (Belief.ADOPTED, Belief.FENCED_GRANTED)
@@ -246,7 +252,7 @@ class Beginning:
                 outcome, effects = owner.claim(request, world.now)
                 self.believer.perform(effects, world.now)
                 if isinstance(outcome, Grant) and owner.confirm(request, world.now) is None:
-                    self._given(outcome, self.believer, noted=turn.marked)
+                    self._given(outcome, self.believer, noted=self._marked(turn))
             if turn.release_wanted and turn.belief is not Belief.NOTHING:
                 self.believer.perform(owner.release([set_id], world.now)[1], world.now)
         _, _, effects = owner.renew([set_id for set_id, _ in believed])
@@ -257,7 +263,13 @@ class Beginning:
         gone = [set_id for set_id, turn in zip(self.set_ids, self.start.turns, strict=True) if turn.gone]
         engine.free([set_id for set_id in gone if set_id in engine.labelled])
         for set_id, turn in zip(self.set_ids, self.start.turns, strict=True):
-            engine.ledger.mark(set_id, claimed=turn.marked)
+            engine.ledger.mark(set_id, claimed=self._marked(turn))
+
+    def _marked(self, turn: Turn) -> bool:
+        if self.start.successor is Successor.SAME and turn.belief in _FENCED:
+            # Nobody has granted it since the agent was told.
+            return turn.belief is Belief.FENCED_GRANTED
+        return turn.marked
 
     def _claim_elsewhere(self, reports: dict[str, BlockSet]) -> None:
         """Lets routers have claims of an agent that was there before, on what no table here may give or free."""
@@ -273,7 +285,7 @@ class Beginning:
                 continue
             deadline = min(shown + turn.claim_left_s, engine.leases[set_id] - LIMITS.margin_s)
             name = SetName(engine.engine_id, set_id)
-            self._given(Grant(name, reports[set_id], deadline, 1.0), self.world.agents[1], noted=turn.marked)
+            self._given(Grant(name, reports[set_id], deadline, 1.0), self.world.agents[1], noted=self._marked(turn))
 
     def _given(self, grant: Grant, agent: AgentProcess, *, noted: bool) -> None:
         given = Given(grant, f"claim-{grant.name.set_id}", agent, sent=True, noted=noted)
@@ -290,6 +302,8 @@ class Beginning:
             world.link.pump(world.now)
             world.link.cut(world.now)
         if start.lease is Lease.LOST:
+            if world.etcd.state.holder is not None:
+                world.etcd.end_lease(world.etcd.state.holder[1])
             self.believer.lose_lease(world.now)
 
     def _connect(self) -> None:

@@ -35,15 +35,17 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """Routers claim everything that they know, and somebody names ids that are not ours."""
+    """Routers claim everything that they know, and operators have sets released, and ids that are not ours."""
 
     at_s: int
+    released: frozenset[int]
+    """Indices of sets."""
     fates: tuple[Fate, ...]
     """Of the first claim, the second, and so on, again and again."""
 
 
 _DOOMED = (Belief.CLAIMED, Belief.ADOPTED, Belief.FENCED_GRANTED)
-_OFTEN = (Belief.NOTHING, Belief.HELD, Belief.FENCED)
+_OFTEN = (Belief.NOTHING, Belief.HELD, Belief.HELD, Belief.FENCED)
 _lefts = st.sampled_from([-5.0, 0.5, 9.0, 20.0, 45.0, *[1000.0] * 7])
 turns = st.builds(
     Turn,
@@ -51,13 +53,13 @@ turns = st.builds(
     count=st.sampled_from([71, 131, 201]),
     edited=st.booleans(),
     left_s=_lefts,
-    gone=st.sampled_from([False, False, False, True]),
-    late=st.sampled_from([False, False, False, True]),
-    marked=st.sampled_from([False, False, False, True]),
+    gone=st.sampled_from([*[False] * 5, True]),
+    late=st.sampled_from([*[False] * 5, True]),
+    marked=st.sampled_from([*[False] * 3, True]),
     claim_left_s=st.sampled_from([None, 3.0, LIMITS.claim_ttl_s]),
     belief=st.sampled_from((*_OFTEN * 2, *_DOOMED)),
     believed_left_s=_lefts,
-    release_wanted=st.sampled_from([False, False, False, True]),
+    release_wanted=st.sampled_from([*[False] * 3, True]),
 )
 pointers = st.builds(
     Found,
@@ -70,17 +72,18 @@ starts = st.builds(
     Start,
     rates=st.tuples(*[st.sampled_from([1 - 200e-6, 1.0, 1 + 200e-6])] * 3),
     retaining=st.booleans(),
-    deaf=st.sampled_from([False, False, False, True]),
+    deaf=st.sampled_from([*[False] * 4, True]),
     restarted=st.booleans(),
     turns=st.lists(turns, min_size=2, max_size=7).map(tuple),
     foreign_left_s=st.lists(_lefts, max_size=3).map(tuple),
     running_count=st.sampled_from([0, 0, 8985, 8992, BLOCK_COUNT]),
-    lease=st.sampled_from(Lease),
-    successor=st.sampled_from(Successor),
+    lease=st.sampled_from([Lease.HELD, Lease.HELD, *Lease]),
+    successor=st.sampled_from([Successor.SAME, *Successor]),
     notifications=st.tuples(st.booleans(), st.sampled_from([0.0, 1.5])),
-    ticked=st.booleans(),
+    ticked=st.sampled_from([False, True, True]),
     noticed=st.booleans(),
-    replayed=st.sampled_from([None, 0, 1, 2, 10]),
+    repaired_s=st.sampled_from([0.0, 0.0, 8.0]),
+    replayed=st.sampled_from([None, 0, 1, 10, 10]),
     broken=st.booleans(),
     found=st.lists(pointers, max_size=6).map(tuple),
     restored=st.booleans(),
@@ -89,7 +92,8 @@ starts = st.builds(
 interferences = st.lists(
     st.builds(
         Interference,
-        at_s=st.integers(0, 60),
+        at_s=st.sampled_from([0, 0, 0, 1, 2, 5, 10, 30, 38, 50, 60]),
+        released=st.frozensets(st.integers(0, 6), max_size=2),
         fates=st.lists(st.sampled_from(Fate), min_size=1, max_size=3).map(tuple),
     ),
     max_size=3,
@@ -105,6 +109,8 @@ class Convergence:
         self.unread: dict[str, float] = {}
         """Sets whose claims are never used, and since when."""
         self.read: set[str] = set()
+        self.asked: set[str] = set()
+        """Sets that an operator had released."""
         for agent in (self.world.listener, beginning.believer):
             agent.reachable = True
 
@@ -113,18 +119,30 @@ class Convergence:
         for _ in range(int(seconds / _STEP_S)):
             self.world.engine.free_count = self.beginning.free_count()
             self.world.now += _STEP_S
+            self.world.notifications_lost = self.world.now < self.beginning.repaired_at
             self.world.settle()
             self.world.judge_owners()
             self.judge_foreign_leases()
             self.judge_orphans()
 
-    def interfere(self, fates: tuple[Fate, ...]) -> None:
-        """Claims every set there ever was, and has foreign ids renewed and released."""
-        world, agent = self.world, self.world.listener
-        granted = 0
+    def interfere(self, interference: Interference) -> None:
+        """Lets operators and routers do what they do."""
+        set_ids = list(self.world.engine.turns)
+        self._release([set_ids[at] for at in interference.released if at < len(set_ids)])
+        self._claim_all(interference.fates)
+        self._name_foreign_ids()
+
+    def _release(self, set_ids: list[str]) -> None:
+        agent = self.world.listener
+        outcome, effects = agent.owner.release(set_ids, self.world.now)
+        agent.perform(effects, self.world.now)
+        self.asked |= {*outcome.released, *outcome.deferred}
+
+    def _claim_all(self, fates: tuple[Fate, ...]) -> None:
+        world, granted = self.world, 0
         for set_id, tokens in world.engine.turns.items():
             request = ClaimRequest(f"request-{next(world.ids)}", set_id, world.engine.engine_id, SCOPE, WEIGHTS)
-            given = world.claim(agent, request)
+            given = world.claim(world.listener, request)
             if isinstance(given, Refusal):
                 continue
             match fates[granted % len(fates)]:
@@ -136,6 +154,9 @@ class Convergence:
                 case Fate.FORGET:
                     self.unread[set_id] = world.now
             granted += 1
+
+    def _name_foreign_ids(self) -> None:
+        world, agent = self.world, self.world.listener
         for foreign in self.beginning.foreign:
             agent.perform(agent.owner.renew([foreign])[2], world.now)
             agent.perform(agent.owner.release([foreign], world.now)[1], world.now)
@@ -158,7 +179,7 @@ class Convergence:
         owner, engine, start = world.listener.owner, world.engine, beginning.start
         states = {one.name.set_id: one.state for one in owner.sets(world.now)}
         assert set(states.values()) <= {State.HELD}, "unsettled for ever"
-        doomed = {set_id for set_id in beginning.set_ids if beginning.doomed(set_id)}
+        doomed = {set_id for set_id in beginning.set_ids if beginning.doomed(set_id)} | self.asked
         assert not engine.labelled & doomed, "orphans are retained for ever"
         if start.deaf:
             assert owner.connected(engine.engine_id)
@@ -188,7 +209,7 @@ class Convergence:
 @pytest.mark.timeout(300)
 @given(start=starts, interferences=interferences)
 @settings(
-    max_examples=int(os.environ.get("BACKHAUL_STARTS", "300")),
+    max_examples=int(os.environ.get("BACKHAUL_STARTS", "500")),
     deadline=None,
     derandomize=True,
     report_multiple_bugs=False,
@@ -198,6 +219,6 @@ def test_from_any_state_table_engine_and_index_come_to_agree(start: Start, inter
     convergence = Convergence(Beginning(start))
     for interference in sorted(interferences, key=lambda one: one.at_s):
         convergence.works_for(convergence.beginning.began_at + interference.at_s - convergence.world.now)
-        convergence.interfere(interference.fates)
+        convergence.interfere(interference)
     convergence.works_for(FENCED_S + (UNPUBLISHED_S if start.deaf else 0.0))
     convergence.judge_end()
