@@ -9,6 +9,7 @@ import pytest
 
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.events import Reason
+from backhaul_node_agent.core.granting import Grant
 from backhaul_node_agent.core.life import State
 from backhaul_node_agent.core.retention.policy import Kept, Lru
 from tests.unit.node_agent.owned import LIMITS, OFFSET, OwnerTable, anchored, standing
@@ -187,6 +188,22 @@ def test_a_newer_turn_releases_the_sets_that_it_covers_pointer_first() -> None:
     table.hear(ev.PointersRemoved("engine-1", ["older"]))
     assert table.releases("older") == 1
     assert not [one for one in table.effects if isinstance(one, ev.LetGo)], "nobody can come back for it"
+
+
+@pytest.mark.parametrize("ends", ["superseded", "by a client"])
+def test_a_claim_that_lapses_leaves_no_second_chance_for_what_nobody_comes_back_for(ends: str) -> None:
+    table = standing()
+    table.report("older", **anchored(200))
+    assert isinstance(table.claim("older"), Grant)
+    if ends == "superseded":
+        table.report("newer", **anchored(300), continues=("key-of-older",))
+    else:
+        table.owner.release(["older"], table.now)
+
+    table.passes(LIMITS.claim_ttl_s + 2 * LIMITS.margin_s)
+
+    assert table.state("older") is State.RELEASING
+    assert not [one for one in table.effects if isinstance(one, ev.LetGo)]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,8 @@ class Holdings:
         outcome = lf.step(life, event, self.instant(engine, now), self.limits)
         effects = self.take(engine, life.block_set.set_id, life, outcome, now)
         after = outcome.life
-        if _let_go(life, event, after):
+        unwanted = life.release_wanted or life.block_set.set_id in engine.superseded
+        if not unwanted and _let_go(life, event, after):
             effects.append(ev.LetGo(engine.facts.engine_id, life.block_set))
         if after is not None and after.pointer is lf.Pointer.REMOVING and not engine.publishing:
             # Nobody will acknowledge the removal.
