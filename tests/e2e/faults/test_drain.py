@@ -111,6 +111,10 @@ async def listed(stack: Stack) -> dict[str, registry_pb2.Node]:
     return {node.node_id: node for node in answer.nodes}
 
 
+async def says_when_it_leaves(stack: Stack, name: str) -> bool:
+    return "leaves in" in (await listed(stack))[name].state_reason
+
+
 async def finished_on(stack: Stack, http: httpx2.AsyncClient, name: str) -> int:
     """Returns how many requests an engine has finished."""
     shown = (await http.get(f"{stack.node(name).url}/metrics")).text
@@ -145,7 +149,7 @@ async def test_a_drained_node_ends_its_stream_gets_no_turn_releases_and_leaves(
     before = await finished_on(stack, http, name)
 
     assert (await drain(stack, name, 300)).phase == agent_pb2.DRAIN_PHASE_DRAINING
-    assert "leaves in" in (await listed(stack))[name].state_reason
+    await eventually(lambda: says_when_it_leaves(stack, name), 10)
     for number in range(6):
         assert (await chat(stack, http, f"other {number}")).status_code == 200
     assert stream.running
