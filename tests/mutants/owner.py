@@ -17,6 +17,7 @@ def _life(*names: str) -> tuple[str, ...]:
 
 
 _MODEL = ("tests/model/test_claims.py::TestClaims",)
+_CONVERGENCE = ("tests/model/test_convergence.py::test_from_any_state_table_engine_and_index_come_to_agree",)
 
 MUTANTS = (
     Mutant(
@@ -236,7 +237,28 @@ MUTANTS = (
         "                outcome.unknown.append(set_id)\n"
         "                effects += [ev.SendRelease(engine_id, set_id) for engine_id in self._held.engines]\n"
         "                continue",
-        (*_owner("test_ids_that_were_never_reported_are_never_touched"), *_MODEL),
+        (*_owner("test_ids_that_were_never_reported_are_never_touched"), *_MODEL, *_CONVERGENCE),
+    ),
+    Mutant(
+        "keep-what-a-replay-did-not-name",
+        _REPLAY,
+        "list(missing or ()), lf.Freed()",
+        "[], lf.Freed()",
+        (*_owner("test_sets_missing_from_a_replay_are_gone"), *_CONVERGENCE),
+    ),
+    Mutant(
+        "believe-the-deadline-of-before",
+        _LIFE,
+        "    seen = replace(life, deadline=event.deadline)",
+        "    seen = life",
+        _CONVERGENCE,
+    ),
+    Mutant(
+        "leave-pointers-to-the-freed",
+        _LIFE,
+        "    _, removal = _unpublished(life)\n    return Step(None, removal)",
+        "    return Step(None)",
+        _CONVERGENCE,
     ),
     Mutant(
         "forget-returns",

@@ -10,6 +10,7 @@ _BUDGET, _PINS, _CONVERSATIONS, _RENEWING = (
 )
 _TESTS = "tests/unit/node_agent/retention"
 _MODEL = ("tests/model/test_claims.py::TestClaims",)
+_CONVERGENCE = ("tests/model/test_convergence.py::test_from_any_state_table_engine_and_index_come_to_agree",)
 
 
 def _decides(*names: str) -> tuple[str, ...]:
@@ -124,7 +125,7 @@ MUTANTS = (
         _RETAINING,
         "if at <= now - self._held.limits.unpublished_s]",
         "if at <= now - 1e9]",
-        _decides("test_a_set_that_is_never_published_is_released"),
+        (*_decides("test_a_set_that_is_never_published_is_released"), *_CONVERGENCE),
     ),
     Mutant(
         "count-blocks-twice",
