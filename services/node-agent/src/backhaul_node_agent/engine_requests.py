@@ -74,7 +74,7 @@ class EngineRequests:
         self._url = url
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._late: set[asyncio.Task[None]] = set()
-        """Answers whose callers have left; no more than callers at once and within `_LATE_S`."""
+        """Answers whose callers have left, each for `_LATE_S` at most."""
 
     async def __aenter__(self) -> Self:
         # `trust_env` stays off: the server is beside this agent, no proxy is on the way.

@@ -43,6 +43,8 @@ fence for reads that end late, so has ten seconds for a read."""
 
 _LEAST_S = 0.05
 """With less time left the engine is not asked: it could not answer."""
+_ANSWER_S = 0.02
+"""What an answer needs of its caller's time: a handle that the caller does not hear of stays pinned for the lease."""
 _MOST_S = 2.0
 """Most that a call may wait for the engine, whatever its caller allows."""
 _MOST_AT_ONCE = 8
@@ -270,7 +272,7 @@ class Harvest:
                 self._remove(engine, [pointer])
                 engine.pointers.drop(pointer.set_id)
             raise NotFoundError("NOT_CACHED", f"the engine caches {count} tokens of the prompt")
-        timeout_s = min(timeout_s, _MOST_S)
+        timeout_s = min(timeout_s - _ANSWER_S, _MOST_S)
         if timeout_s < _LEAST_S:
             raise DeadlineExceededError("DEADLINE_EXCEEDED", "too little time is left to ask the engine")
         kept, sent = await self._ask(engine, request, count, timeout_s)

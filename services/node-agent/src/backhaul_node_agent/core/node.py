@@ -110,8 +110,8 @@ def node_record(
 
     `side_channels` is by rank, `connected` names the engines whose connector is connected; `purging` while pointers of
     an incarnation that is gone are still being removed. `draining` says how far a drain is; empty: there is none.
-    `weights_digest` is what engines without the connector are said
-    to have; `second_chances` names the engines for which fresh handles can be had.
+    `weights_digest` is what engines without the connector are said to have; `second_chances` names the engines for
+    which fresh handles can be had.
     """
     known = {facts.rank: facts for facts in engines}
     there = frozenset(connected)
