@@ -472,6 +472,18 @@ def test_a_release_does_not_wait_for_a_registry_that_cannot_be_told() -> None:
     assert table.releases("set-2") == 1
 
 
+def test_the_pointer_of_a_set_that_is_granted_while_the_registry_is_away_is_not_waited_for() -> None:
+    table = standing()
+    table.hear(ev.PublisherDown("engine-1"))
+    table.report()
+    table.granted()
+    table.passes(1)
+    table.publishing()
+    table.passes(LIMITS.claim_ttl_s + 2 * LIMITS.margin_s)
+    assert table.state() is State.RELEASING
+    assert table.releases() > 0
+
+
 def test_nothing_is_released_by_an_agent_that_may_not_be_the_owner_any_more() -> None:
     table = standing(lasts_s=10)
     table.report("set-1")

@@ -207,7 +207,8 @@ class Owner:
             for life in list(engine.lives.values()):
                 event = lifted if fence_over and life.state is State.FENCED else passed
                 # Thousands wait for their time; what is not due costs next to nothing.
-                if lf.changes(life, event, at, self._held.limits):
+                unheard = life.pointer is lf.Pointer.REMOVING and not engine.publishing
+                if unheard or lf.changes(life, event, at, self._held.limits):
                     effects += self._held.step(engine, life, event, now)
         return effects
 
