@@ -40,7 +40,7 @@ def hold(stack: RouterStack, set_id: str, key: str = SESSION, **fields: Any) -> 
 
 
 async def delete(
-    stack: RouterStack, session_id: str = "trip", query: str = "", headers: Mapping[str, str] | None = None
+    stack: RouterStack, session_id: str | bytes = "trip", query: str = "", headers: Mapping[str, str] | None = None
 ) -> tuple[int, dict[str, Any]]:
     """Ends a conversation over HTTP."""
     url = f"{stack.url}/v1/conversations/{quote(session_id, safe='')}{query}"
@@ -89,6 +89,12 @@ async def test_any_session_id_can_be_named_in_the_path(stack: RouterStack, sessi
     hold(stack, "set-1", session_key(session_id.encode()))
     status, told = await delete(stack, session_id)
     assert (status, told["id"], told["released"]) == (200, session_id, 1)
+
+
+async def test_a_session_id_that_is_no_text_can_be_named_byte_by_byte(stack: RouterStack) -> None:
+    hold(stack, "set-1", session_key("café".encode("latin-1")))
+    status, told = await delete(stack, "café".encode("latin-1"))
+    assert (status, told["id"], told["released"]) == (200, "caf%E9", 1)
 
 
 async def test_model_and_salt_say_which_turns_are_meant(stack: RouterStack) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 import structlog
@@ -204,10 +205,11 @@ class HttpService:
         return self._json(request, 200, document, {"x-request-id": request_id})
 
     async def _end_conversation(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        session_id = request.path.removeprefix(_CONVERSATIONS)
+        # Headers may hold any bytes; a path that was decoded to text would keep those that are no UTF-8 encoded.
+        path = unquote_to_bytes(request.rel_url.raw_path)
         options = _query(request, "model", "cache_salt")
         ending = Ending(
-            session_id=session_id,
+            session_id=path.removeprefix(_CONVERSATIONS.encode()),
             model=options.get("model", ""),
             cache_salt=options.get("cache_salt", ""),
             authorization=request.headers.get("authorization"),
@@ -215,7 +217,7 @@ class HttpService:
         with self._admission.ending():
             ended = await self._conversations.end(ending)
         document = {
-            "id": session_id,
+            "id": request.path.removeprefix(_CONVERSATIONS),
             "object": "conversation.deleted",
             "deleted": True,
             "released": ended.released,
