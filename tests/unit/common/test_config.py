@@ -83,7 +83,7 @@ def test_an_unknown_environment_variable_is_refused(
     assert "BACKHAUL_SAMPLE_LISTNE" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("text", "complaint"), [("nope = 1", "nope: Extra"), ("=", "Invalid")])
+@pytest.mark.parametrize(("text", "complaint"), [("nope = 1", "nope: there is no such setting"), ("=", "Invalid")])
 def test_a_wrong_file_is_refused(
     text: str, complaint: str, tmp_path: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,9 +72,13 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="play a conversation with and without reuse", formatter_class=formatter)
     up = commands.add_parser("up", help="keep the stack running in the foreground", formatter_class=formatter)
     plan = Plan()
-    run.add_argument("--turns", type=int, default=plan.turns, help="turns of the conversation")
-    run.add_argument("--document-words", type=int, default=plan.document_words, help="length of the first message")
-    run.add_argument("--reply-tokens", type=int, default=plan.reply_tokens, help="length of every reply")
+    run.add_argument("--turns", type=_count, metavar="N", default=plan.turns, help="turns of the conversation")
+    run.add_argument(
+        "--document-words", type=_count, metavar="N", default=plan.document_words, help="length of the first message"
+    )
+    run.add_argument(
+        "--reply-tokens", type=_count, metavar="N", default=plan.reply_tokens, help="length of every reply"
+    )
     for command in (run, up):
         command.add_argument(
             "--engine-python",
@@ -93,12 +97,30 @@ def _parser() -> argparse.ArgumentParser:
             help="options of every simulated engine: --simulator-options='--block-size 16 --decode-step-s 0.02' "
             "(python -m backhaul_simulator --help lists them)",
         )
-        command.add_argument("--prefill", type=int, metavar="N", help="prefill engines (default: 1, simulated: 2)")
-        command.add_argument("--decode", type=int, metavar="N", help="decode engines (default: 1, simulated: 2)")
-        command.add_argument("--etcd-members", type=int, default=1, metavar="N", help="members of the etcd cluster")
-        command.add_argument("--registries", type=int, default=1, metavar="N", help="registry replicas")
-        command.add_argument("--routers", type=int, default=1, metavar="N", help="router replicas")
+        command.add_argument(
+            "--prefill",
+            type=_count,
+            metavar="N",
+            default=argparse.SUPPRESS,
+            help="prefill engines (default: 1, simulated: 2)",
+        )
+        command.add_argument(
+            "--decode",
+            type=_count,
+            metavar="N",
+            default=argparse.SUPPRESS,
+            help="decode engines (default: 1, simulated: 2)",
+        )
+        command.add_argument("--etcd-members", type=_count, default=1, metavar="N", help="members of the etcd cluster")
+        command.add_argument("--registries", type=_count, default=1, metavar="N", help="registry replicas")
+        command.add_argument("--routers", type=_count, default=1, metavar="N", help="router replicas")
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
+    return int(text)
 
 
 @contextmanager
@@ -127,8 +149,8 @@ def _simulated(options: argparse.Namespace) -> dict[str, Any]:
     # Of an option that is given twice, the last counts.
     flags = [*_SIMULATED_SPEEDS, *options.simulator_options]
     return {
-        "prefill": [SimulatedEngine(flags=flags)] * (options.prefill or 2),
-        "decode": [SimulatedEngine(flags=flags, ttl_s=480)] * (options.decode or 2),
+        "prefill": [SimulatedEngine(flags=flags)] * vars(options).get("prefill", 2),
+        "decode": [SimulatedEngine(flags=flags, ttl_s=480)] * vars(options).get("decode", 2),
     }
 
 
@@ -145,8 +167,8 @@ def _real(options: argparse.Namespace, state: Path, steps: Steps) -> dict[str, A
     return {
         "engine_python": engine_python,
         "model": model,
-        "prefill": [EngineOptions()] * (options.prefill or 1),
-        "decode": [EngineOptions(ttl_s=480)] * (options.decode or 1),
+        "prefill": [EngineOptions()] * vars(options).get("prefill", 1),
+        "decode": [EngineOptions(ttl_s=480)] * vars(options).get("decode", 1),
     }
 
 

@@ -116,6 +116,8 @@ def _problem(cls: type[ServiceConfig], kind: str, location: tuple[int | str, ...
     if kind == "missing":
         prefix = cls.model_config.get("env_prefix", "")
         return f"{flag} is required (or {prefix}{name.upper()} in the environment, or {name} in the --config file)"
+    if kind == "extra_forbidden":
+        return f"{name}: there is no such setting (--help lists them; a --config file names them with underscores)"
     return f"{flag if name in cls.model_fields else name}: {message}"
 
 
