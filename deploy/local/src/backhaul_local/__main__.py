@@ -37,6 +37,7 @@ _WARM_UP = Plan(turns=2, document_words=300, reply_tokens=80)
 
 _UP = """
 [bold]The stack is up.[/bold] Router: {url} (gRPC {grpc}), logs: {logs}
+Registries: {registries}. Agents: {agents}
 
 Try it:
 
@@ -219,6 +220,8 @@ def _up(options: argparse.Namespace, console: Console) -> int:
             url=stack.routers[0],
             grpc=stack.grpc_routers[0],
             logs=stack.logs,
+            registries=", ".join(stack.registries),
+            agents=", ".join(f"{node.name} {node.agent_address}" for node in stack.nodes),
             model=MODEL_NAME,
             engines=_about_simulated(stack) if options.simulated else "",
         )
@@ -242,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return {"run": _run, "up": _up}[options.command](options, console)
     except (LocalError, openai.OpenAIError) as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False)
+        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("interrupted")
