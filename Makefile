@@ -27,7 +27,7 @@ help: ## Prints this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: run
-run: $(ENVIRONMENTS) ## Installs what is needed, then plays a conversation with and without reuse (ARGS=--help for options)
+run: $(ENVIRONMENTS) ## Installs what is needed, then plays a conversation with and without reuse (SIM=1: simulated engines; ARGS=--help for options)
 	@$(BIN)/python -m backhaul_local run $(if $(SIM),--simulated) $(ARGS)
 
 .PHONY: up
