@@ -44,6 +44,7 @@ def test_the_socket_is_named_for_the_node() -> None:
         {"kv_events": "tcp://*:5557"},
         {"kv_events": "tcp://0.0.0.0:5557"},
         {"kv_events": "tcp://127.0.0.1"},
+        {"kv_events": "tcp://127.0.0.1:0"},
         {"weights_digest": "x" * 1025},
         {"engine_lease_s": 14.0},
         {"listen": "7201"},

@@ -94,8 +94,11 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
     def _zmq(cls, value: str) -> str:
         if value and not value.startswith("tcp://"):
             raise ValueError("must be tcp://host:port, such as tcp://127.0.0.1:5557")
-        if value and split_address(value.removeprefix("tcp://"))[0] in ("*", *_EVERYWHERE):
-            raise ValueError("must name the host on which the engine publishes: the agent connects to it")
+        if not value:
+            return value
+        host, port = split_address(value.removeprefix("tcp://"))
+        if host in ("*", *_EVERYWHERE) or not port:
+            raise ValueError("must name the host and port on which the engine publishes: the agent connects to it")
         return value
 
     @field_validator("weights_digest")
