@@ -54,7 +54,7 @@ soak: $(if $(ENVIRONMENTS),install-services) ## Plays 200,000 random turns on si
 
 .PHONY: replay
 replay: $(if $(ENVIRONMENTS),install-services) ## What each retention policy would save on a trace of turns, in virtual time (ARGS=--help for options)
-	@$(BIN)/python -m backhaul_replay $(or $(ARGS),--synthetic agents)
+	@$(BIN)/python -m backhaul_replay $(ARGS)
 
 .PHONY: check
 check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code up to date, nothing private in any file

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -19,6 +20,12 @@ from tests.engine_fixtures import (  # noqa: F401 - fixtures
 )
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.leaks import no_tasks_left
+
+
+# How long an example takes says more of the machine than of the code. (Where CI is set hypothesis knows that itself.)
+settings.register_profile("tests", deadline=None)
+if settings.get_current_profile_name() == "default":
+    settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")

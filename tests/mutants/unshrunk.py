@@ -2,5 +2,5 @@
 
 from hypothesis import Phase, settings
 
-settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate), database=None)
+settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate), database=None, deadline=None)
 settings.load_profile("mutants")

@@ -78,3 +78,10 @@ def test_what_cannot_be_is_said_and_ends_it(
 def test_a_trace_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "none")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+def test_without_a_trace_it_draws_agents(tmp_path: Path) -> None:
+    paths = [tmp_path / "given.jsonl", tmp_path / "drawn.jsonl"]
+    assert main(["--seed", "3", "--write", str(paths[0])]) == 0
+    assert main(["--synthetic", "agents", "--seed", "3", "--write", str(paths[1])]) == 0
+    assert paths[0].read_text() == paths[1].read_text()

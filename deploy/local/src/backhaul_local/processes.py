@@ -224,7 +224,8 @@ class Supervisor:
             os.write(self._pipe, f"-{process.pid}\n".encode())
 
     def _failure(self, process: Process, what: str) -> LocalError:
-        return LocalError(f"{process.name} {what}; the end of {process.log}:\n{process.log_tail()}")
+        tail = process.log_tail() or "(it has said nothing: the machine may be too busy to start it in time)"
+        return LocalError(f"{process.name} {what}; the end of {process.log}:\n{tail}")
 
 
 def _script(mode: str) -> list[str]:

@@ -23,7 +23,7 @@ from backhaul_local.progress import SilentSteps, Steps
 from backhaul_local.simulated import SimulatedEngine, SimulatedPorts, nixl_stand_in, simulated_spec
 
 _ENGINE_START_S = 300
-_SERVICE_START_S = 60
+_SERVICE_START_S = 120
 _STOP_S = 15
 _WAITING = " (waiting for the engines)"
 

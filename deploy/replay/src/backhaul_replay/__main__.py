@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _trace(arguments: argparse.Namespace) -> Trace:
-    if arguments.synthetic:
-        return SHAPES[arguments.synthetic](arguments.seed)
+    if arguments.trace is None:
+        return SHAPES[arguments.synthetic or "agents"](arguments.seed)
     try:
         with arguments.trace.open() as lines:
             return parse(lines)
@@ -72,9 +72,9 @@ def _compare(trace: Trace, hardware: Hardware, budget: Budget, max_retention_s: 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="backhaul-replay", description=__doc__)
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group()
     source.add_argument("trace", nargs="?", type=Path, help="JSON lines, one turn each; see docs/retention.md")
-    source.add_argument("--synthetic", choices=sorted(SHAPES), help="a drawn trace of this shape in its place")
+    source.add_argument("--synthetic", choices=sorted(SHAPES), help="a drawn trace of this shape in its place (agents)")
     parser.add_argument("--seed", type=int, default=1, help="of the drawn trace (1)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the trace there and stop")
     parser.add_argument("--json", action="store_true", help="print JSON")
