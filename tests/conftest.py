@@ -21,7 +21,6 @@ from tests.engine_fixtures import (  # noqa: F401 - fixtures
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.leaks import no_tasks_left
 
-
 # How long an example takes says more of the machine than of the code. (Where CI is set hypothesis knows that itself.)
 settings.register_profile("tests", deadline=None)
 if settings.get_current_profile_name() == "default":
