@@ -298,6 +298,13 @@ async def test_listings_come_in_pages_by_set_id(node: OwnerNode) -> None:
     assert seen == [["set-0", "set-1"], ["set-2", "set-3"], ["set-4"]]
 
 
+@pytest.mark.parametrize("token", ["ééé", "a", "/w==", "YQ"])
+async def test_a_page_token_of_nobodys_making_is_refused(node: OwnerNode, token: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await node.stub.ListBlockSets(agent_pb2.ListBlockSetsRequest(page_token=token), timeout=2)
+    assert (caught.value.code(), to_error(caught.value).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "PAGE_TOKEN")
+
+
 async def test_a_listing_shows_the_confirmed_time_left(node: OwnerNode) -> None:
     node.connector.retain(ttl_s=100)
     await node.published()

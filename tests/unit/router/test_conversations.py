@@ -38,8 +38,8 @@ class Nobody:
         raise AssertionError(address)
 
 
-def conversations(registry: Away, *nodes: Node) -> Conversations:
-    table, tenants, clock = NodeTable(), Tenants(), FakeClock()
+def conversations(registry: Away, *nodes: Node, clock: FakeClock | None = None) -> Conversations:
+    table, tenants, clock = NodeTable(), Tenants(), clock or FakeClock()
     table.change(nodes, ())
     scopes = Scopes(tenants, b"")
     return Conversations(registry=registry, owner=Nobody(), table=table, tenants=tenants, scopes=scopes, clock=clock)
@@ -61,3 +61,20 @@ async def test_nothing_goes_on_behind_an_ending_that_failed() -> None:
     for _ in range(100):
         await asyncio.sleep(0)
     assert len(registry.asked) == asked > 2
+
+
+async def test_an_ending_takes_no_longer_than_its_time_however_slow_every_answer_is() -> None:
+    clock = FakeClock()
+
+    class Slow(Away):
+        async def find(self, scope: str, keys: Sequence[str], *, timeout_s: float) -> list[Pointer]:
+            self.asked.append(scope)
+            clock.pass_up_to(4.0, timeout_s)
+            return [Pointer(keys[0], f"set-{len(self.asked)}", "gone", "d1", 0, b"", 0, b"")]
+
+    slow = Slow()
+    begin = clock.monotonic()
+    with pytest.raises(ApiError) as caught:
+        await conversations(slow, *ready("d1"), clock=clock).end(Ending(session_id="trip"))
+    assert caught.value.status == 503
+    assert clock.monotonic() - begin <= 10.0

@@ -185,7 +185,7 @@ def _encode_token(set_id: str, engine_id: str) -> str:
 
 def _decode_token(token: str) -> tuple[str, str]:
     try:
-        set_id, _, engine_id = base64.urlsafe_b64decode(token.encode()).decode().partition("\0")
+        set_id, _, engine_id = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode().partition("\0")
     except (binascii.Error, UnicodeError):
         raise InvalidArgumentError("PAGE_TOKEN", "page_token is not one of this service's") from None
     return set_id, engine_id

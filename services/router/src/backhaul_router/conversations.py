@@ -21,6 +21,8 @@ from backhaul_router.core.tenants import Tenants
 _log = structlog.get_logger(__name__)
 
 _CALL_S = 5.0
+_END_S = 10.0
+"""For all calls together."""
 _LOOKS = 8
 """Most lookups for one conversation: each finds 16 pointers per key, and an owner's removals take a moment."""
 _PAUSE_S = 0.05
@@ -80,7 +82,8 @@ class Conversations:
         tenant = self._tenants.authenticate(ending.authorization)
         models, salt, keys = self._named(ending)
         scopes = [self._scopes.scope(tenant, model=model, client_salt=salt) for model in models]
-        released = _total(await _all(self._end_in(scope, keys) for scope in scopes))
+        deadline = self._clock.monotonic() + _END_S
+        released = _total(await _all(self._end_in(scope, keys, deadline) for scope in scopes))
         _log.info("conversation ended", released=released.released, deferred=released.deferred)
         return released
 
@@ -97,29 +100,36 @@ class Conversations:
             raise ApiError(503, "no nodes are known", headers=_RETRY)
         return models, ending.cache_salt, (session_key(session_id),)
 
-    async def _end_in(self, scope: str, keys: Sequence[str]) -> Released:
+    async def _end_in(self, scope: str, keys: Sequence[str], deadline: float) -> Released:
         """Looks until two lookups in a row show nothing new."""
         known: set[tuple[str, str]] = set()
         total = Released()
         idle = 0
         for _ in range(_LOOKS):
-            pointers = await self._find(scope, keys[:MAX_KEYS])
+            pointers = await self._find(scope, keys[:MAX_KEYS], self._call_s(deadline))
             new = [pointer for pointer in distinct(pointers) if (pointer.engine_id, pointer.set_id) not in known]
             known |= {(pointer.engine_id, pointer.set_id) for pointer in new}
-            total = _total([total, await self._release(new)])
+            total = _total([total, await self._release(new, self._call_s(deadline))])
             idle = 0 if new else idle + 1
             if idle == 2:
                 break
             await self._clock.sleep(_PAUSE_S)
         return total
 
-    async def _find(self, scope: str, keys: Sequence[str]) -> list[Pointer]:
+    def _call_s(self, deadline: float) -> float:
+        """Returns how long the next call may take. Raises ApiError (503) when there is no time left."""
+        left = deadline - self._clock.monotonic()
+        if left <= 0:
+            raise ApiError(503, "not all block sets could be released in time", headers=_RETRY)
+        return min(left, _CALL_S)
+
+    async def _find(self, scope: str, keys: Sequence[str], timeout_s: float) -> list[Pointer]:
         try:
-            return await self._registry.find(scope, keys, timeout_s=_CALL_S)
+            return await self._registry.find(scope, keys, timeout_s=timeout_s)
         except BackhaulError as error:
             raise ApiError(503, "the registry does not answer", headers=_RETRY) from error
 
-    async def _release(self, pointers: Sequence[Pointer]) -> Released:
+    async def _release(self, pointers: Sequence[Pointer], timeout_s: float) -> Released:
         """Has owners release block sets. A node that is gone has nothing left to release."""
         by_address: dict[str, list[str]] = {}
         for pointer in pointers:
@@ -128,7 +138,8 @@ class Conversations:
                 by_address.setdefault(node.agent_address, []).append(pointer.set_id)
         try:
             done = await _all(
-                self._owner.release_sets(address, set_ids, timeout_s=_CALL_S) for address, set_ids in by_address.items()
+                self._owner.release_sets(address, set_ids, timeout_s=timeout_s)
+                for address, set_ids in by_address.items()
             )
         except BackhaulError as error:
             raise ApiError(503, "not all block sets could be released", headers=_RETRY) from error
