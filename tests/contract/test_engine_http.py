@@ -217,13 +217,14 @@ async def test_a_chats_stream_says_the_role_then_each_token_then_what_was_used(
 
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert role["prompt_token_ids"] == whole["prompt_token_ids"]
-    assert len(pieces) == 4
+    # vLLM puts tokens together that come faster than they are sent (v1/engine/output_processor.py).
+    assert 1 <= len(pieces) <= 4
     assert all(piece["object"] == "chat.completion.chunk" and piece["id"] == role["id"] for piece in pieces)
     texts = [piece["choices"][0]["delta"]["content"] for piece in pieces]
     assert "".join(texts) == whole["choices"][0]["message"]["content"]
     tokens = [token for piece in pieces for token in piece["choices"][0]["token_ids"]]
     assert tokens == whole["choices"][0]["token_ids"]
-    assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None, None, None, "length"]
+    assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
     assert usage["choices"] == []
     counted = ("prompt_tokens", "completion_tokens", "total_tokens")
     assert [usage["usage"][name] for name in counted] == [whole["usage"][name] for name in counted]
@@ -237,8 +238,10 @@ async def test_a_completions_stream_has_the_prompts_tokens_in_its_first_event_on
     )
 
     assert first["choices"][0]["prompt_token_ids"] == PROMPT
-    assert [event["choices"][0]["prompt_token_ids"] for event in rest] == [None, None]
-    assert all(len(event["choices"][0]["token_ids"]) == 1 for event in (first, *rest))
+    assert all(event["choices"][0]["prompt_token_ids"] is None for event in rest)
+    counts = [len(event["choices"][0]["token_ids"]) for event in (first, *rest)]
+    assert sum(counts) == 3
+    assert all(counts)
 
 
 @pytest.mark.parametrize("stream", [False, True])
