@@ -194,7 +194,7 @@ async def test_ids_that_are_not_the_owners_are_reported_and_left_alone(node: Own
 
 
 async def test_finished_turns_beyond_their_share_of_the_engines_blocks_are_released(tmp_path: Path) -> None:
-    async with owner_node(tmp_path, retained_share=0.005) as node:
+    async with owner_node(tmp_path, retained_share=0.005, retention_policy="lru") as node:
         await eventually(lambda: _can_release(node))
         node.connector.retain("set-1")
         await node.published()

@@ -131,7 +131,7 @@ def test_a_prefix_that_is_evicted_costs_a_cold_turn(scene: Scene) -> None:
     scene.forget("decode-1")
     # The engine says so with its next step.
     scene.chat.send(opening(15), reuse=False, tokens=1)
-    time.sleep(1)
+    time.sleep(3)
     reply = scene.chat.send(messages)
     assert (reply.route, reply.miss) == ("cold", "harvest:not_cached")
     assert reply.text == scene.chat.cold(messages)
