@@ -62,7 +62,16 @@ class Owner:
     def release(self, *sets: agent_pb2.BlockSet) -> agent_pb2.ReleaseBlockSetsResponse:
         """Releases sets, as an operator."""
         request = agent_pb2.ReleaseBlockSetsRequest(set_ids=[held.set_id for held in sets])
-        return self.stub.ReleaseBlockSets(request, timeout=_CALL_S)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                return self.stub.ReleaseBlockSets(request, timeout=_CALL_S)
+            except grpc.RpcError as error:
+                # An agent that has just started is about to load it.
+                missing = to_error(error).reason == "NIXL_MISSING"  # type: ignore[arg-type]  # as in `refusal`
+                if not missing or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
 
     def refusal(self, held: agent_pb2.BlockSet) -> str:
         """Claims a set, and gives it back; returns why it was not granted, empty when it was."""
