@@ -29,7 +29,7 @@ TTL_S = 10.0
 """Of the engine that renewals are tried on."""
 LONG_TTL_S = 600.0
 FREED_S = 10.0
-"""A release takes some 0.2 s; the issue of it two at most."""
+"""A release takes some 0.2 s, and is promised within two."""
 
 
 @pytest.fixture(scope="module")

@@ -45,8 +45,9 @@ class Retaining:
     def published(self, event: ev.PointersWritten) -> list[ev.Effect]:
         """Notes that sets can be found."""
         engine = self._held.engines.get(event.engine_id)
-        for set_id in event.set_ids if engine is not None else ():
-            engine.unpublished.pop(set_id, None)  # type: ignore[union-attr]  # there are none without an engine
+        if engine is not None:
+            for set_id in event.set_ids:
+                engine.unpublished.pop(set_id, None)
         return []
 
     def supersede(self, newer: BlockSet, near: Sequence[SetName], now: float) -> list[ev.Effect]:
