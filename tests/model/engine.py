@@ -21,8 +21,6 @@ BLOCK_COUNT = 10_000
 
 _SOMEBODY_ELSES = (-1,) * BLOCK_SIZE
 
-_blocks = itertools.count(1)
-
 
 def kv_of(tokens: Sequence[int], identity: bytes = IDENTITY) -> list[int]:
     """Returns what the cache holds for each token: it depends on all tokens before, on weights and so on."""
@@ -51,6 +49,8 @@ class DecodeEngine:
         self.caching = False
         """Whether what is retained already is retained in the same blocks again."""
         self._memory: dict[int, tuple[int, ...]] = {}
+        self._numbers = itertools.count(1)
+        """Of blocks; a history gives out fewer than there are."""
         self._blocks: dict[str, list[int]] = {}
         self._fresh: dict[str, float] = {}
         """Leases that the next step tells the worker of."""
@@ -130,7 +130,7 @@ class DecodeEngine:
         self._blocks[request_id] = []
         for start in range(0, len(content), BLOCK_SIZE):
             kept = tuple(content[start : start + BLOCK_SIZE])
-            block = known[kept] if kept in known else next(_blocks)
+            block = known[kept] if kept in known else next(self._numbers)
             self._blocks[request_id].append(block)
             self._memory[block] = kept
         self.leases[request_id] = self._fresh[request_id] = deadline
