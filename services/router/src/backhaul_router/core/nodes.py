@@ -35,6 +35,12 @@ class Engine:
     """Whether its turns can reuse blocks."""
     second_chance: bool = False
     """Whether its owner gives fresh handles for what it caches."""
+    rank: int = 0
+    """Data-parallel rank."""
+    block_size: int = 0
+    """Tokens per block; 0 when unknown."""
+    block_count: int = 0
+    """Blocks in its KV cache; 0 when unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,56 @@
+"""What a turn asks of engines, as far as it is known without its tokens."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from backhaul_router.core.routing.target import Target
+
+
+class Leg(Enum):
+    """What an engine has to do for a turn."""
+
+    PREFILL = "prefill"
+    """Compute the prompt, but for what it has cached, and hand it off."""
+    READ = "read"
+    """Read what the holder holds, compute the rest, hand it off."""
+    DECODE = "decode"
+    """Take a hand-off, and answer."""
+    ALONE = "alone"
+    """Compute the prompt, but for what it holds or has cached, and answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A beginning of a prompt that an engine may have cached from an earlier one."""
+
+    key: str
+    token_count: int
+    """Estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a decode engine retains of the conversation."""
+
+    holder: Target
+    token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a turn asks for."""
+
+    model: str
+    """Model or adapter."""
+    token_count: int
+    """Tokens of the prompt, estimated."""
+    prefixes: tuple[Prefix, ...] = ()
+    """Longest first; the first is all of the prompt."""
+    held: Held | None = None
+    tried: frozenset[str] = frozenset()
+    """Nodes (ids) that failed this turn."""
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of the prompt that the holder has; 0 without one."""
+        return min(self.held.token_count, self.token_count) if self.held else 0

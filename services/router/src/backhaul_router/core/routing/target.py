@@ -1,0 +1,45 @@
+"""Where a leg can go: one engine of a node."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from backhaul_router.core.nodes import Engine, Node
+
+RANK_HEADER = "x-data-parallel-rank"
+"""By which a vLLM server is told which of its engines to use (`entrypoints/generate/base/serving.py`)."""
+
+TargetKey = tuple[str, str]
+"""Node id and engine id; the latter is empty for a node that has not named its engines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One engine of a node."""
+
+    node: Node
+    engine: Engine | None = None
+    """None: the node has not named its engines yet, and the server picks."""
+
+    @property
+    def key(self) -> TargetKey:
+        """What figures about this engine are kept under. Another incarnation has another one."""
+        return self.node.node_id, self.engine.engine_id if self.engine else ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a request must carry to get to this engine and no other one of its server."""
+        return {RANK_HEADER: str(self.engine.rank)} if self.engine and len(self.node.engines) > 1 else {}
+
+    @property
+    def weights_digest(self) -> str:
+        """The engine's weights; empty when unknown."""
+        return self.engine.weights_digest if self.engine else ""
+
+
+def targets_of(nodes: Iterable[Node]) -> Iterator[Target]:
+    """Returns all engines of these nodes."""
+    for node in nodes:
+        if node.engines:
+            yield from (Target(node, engine) for engine in node.engines)
+        else:
+            yield Target(node)
