@@ -3,6 +3,7 @@
 import asyncio
 import builtins
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -103,8 +104,27 @@ async def test_a_peer_that_failed_is_met_anew(context: zmq.asyncio.Context) -> N
     assert len(engine.asked) == 2
 
 
+async def test_whether_engines_can_be_told_is_open_until_nixl_has_loaded(context: zmq.asyncio.Context) -> None:
+    loaded = threading.Event()
+
+    def load() -> NixlAgent:
+        loaded.wait()
+        return FakeNixl()
+
+    notifier = NixlNotifier(ask=SideChannel(context).ask, address_of=lambda _: None, open_agent=load)
+    running = asyncio.create_task(notifier.run())
+    await asyncio.sleep(0)
+    assert (notifier.starting, notifier.available) == (True, False)
+    loaded.set()
+    await eventually(lambda: not notifier.starting)
+    assert notifier.available
+    running.cancel()
+    await asyncio.wait([running])
+
+
 async def test_without_nixl_nothing_is_sent_and_the_agent_goes_on(context: zmq.asyncio.Context) -> None:
     async with notifying(context, None) as notifier:
+        await eventually(lambda: not notifier.starting)
         assert not notifier.available
         notifier.send(SendRelease("engine-1", "set-1"))
 

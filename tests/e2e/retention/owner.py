@@ -67,9 +67,8 @@ class Owner:
             try:
                 return self.stub.ReleaseBlockSets(request, timeout=_CALL_S)
             except grpc.RpcError as error:
-                # An agent that has just started is about to load it.
-                missing = to_error(error).reason == "NIXL_MISSING"  # type: ignore[arg-type]  # as in `refusal`
-                if not missing or time.monotonic() > deadline:
+                # An agent that has just started is about to load nixl.
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
                     raise
             time.sleep(0.1)
 

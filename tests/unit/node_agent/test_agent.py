@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from backhaul_common.errors import BackhaulError
+from backhaul_common.errors import BackhaulError, UnavailableError
 from backhaul_connector import wire
 from backhaul_node_agent.agent import Agent
 from backhaul_node_agent.core import events as ev
@@ -72,6 +72,7 @@ class FakeNotifier:
     """Records notifications."""
 
     available: bool = True
+    starting: bool = False
     sent: list[ev.SendRelease | ev.SendRenewal] = field(default_factory=list)
 
     def send(self, effect: ev.SendRelease | ev.SendRenewal) -> None:
@@ -157,6 +158,21 @@ async def test_a_claim_whose_caller_has_gone_is_taken_back() -> None:
     claiming.cancel()
     await asyncio.wait([claiming])
     assert stage.state is State.HELD
+
+
+@pytest.mark.parametrize("call", ["release", "renew"])
+async def test_an_agent_whose_nixl_is_still_loading_asks_for_a_moment(call: str) -> None:
+    stage = Stage(notifier=FakeNotifier(available=False, starting=True))
+    with pytest.raises(UnavailableError) as refused:
+        getattr(stage.agent, call)(["set-1"])
+    assert refused.value.reason == "NIXL_STARTING"
+    assert stage.state is State.HELD
+
+
+def test_a_drain_waits_for_releases_that_nixl_will_send_once_it_has_loaded() -> None:
+    stage = Stage(notifier=FakeNotifier(available=False, starting=True))
+    stage.agent.drain()
+    assert stage.agent.awaited_count() == 1
 
 
 @pytest.mark.parametrize("call", ["release", "renew"])

@@ -12,6 +12,7 @@ from backhaul_common.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    UnavailableError,
 )
 from backhaul_connector import wire
 from backhaul_node_agent.core import events as ev
@@ -63,6 +64,9 @@ class Notifier(Protocol):
 
     @property
     def available(self) -> bool: ...
+
+    @property
+    def starting(self) -> bool: ...
 
     def send(self, effect: ev.SendRelease | ev.SendRenewal) -> None: ...
 
@@ -134,7 +138,7 @@ class Agent:
         self._perform(self._owner.give_back(request_id, self._clock.monotonic()))
 
     def release(self, set_ids: Sequence[str]) -> ReleaseOutcome:
-        """Releases sets. Raises FailedPreconditionError (NIXL_MISSING)."""
+        """Releases sets. Raises UnavailableError (NIXL_STARTING), FailedPreconditionError (NIXL_MISSING)."""
         self._need_nixl()
         outcome, effects = self._owner.release(set_ids, self._clock.monotonic())
         self._perform(effects)
@@ -143,8 +147,8 @@ class Agent:
     def release_hand_off(self, engine_id: str, hand_off_id: str) -> None:
         """Frees a hand-off that nobody will read.
 
-        Raises NotFoundError (ENGINE_UNKNOWN), InvalidArgumentError (NOT_A_HAND_OFF), FailedPreconditionError
-        (NIXL_MISSING).
+        Raises NotFoundError (ENGINE_UNKNOWN), InvalidArgumentError (NOT_A_HAND_OFF), UnavailableError (NIXL_STARTING),
+        FailedPreconditionError (NIXL_MISSING).
         """
         self._need_nixl()
         outcome = self._owner.release_hand_off(engine_id, hand_off_id)
@@ -155,7 +159,7 @@ class Agent:
     def renew(self, set_ids: Sequence[str]) -> tuple[list[str], list[str]]:
         """Asks the engines for more time; returns the ids asked for and those unknown.
 
-        Raises FailedPreconditionError (NIXL_MISSING).
+        Raises UnavailableError (NIXL_STARTING), FailedPreconditionError (NIXL_MISSING).
         """
         self._need_nixl()
         renewed, unknown, effects = self._owner.renew(set_ids)
@@ -169,7 +173,7 @@ class Agent:
 
     def awaited_count(self) -> int:
         """Returns how many sets a drain waits for."""
-        return self._owner.awaited_count(can_release=self._notifier.available)
+        return self._owner.awaited_count(can_release=self._notifier.available or self._notifier.starting)
 
     def sets(self) -> list[HeldSet]:
         """Returns all sets, by set_id."""
@@ -177,6 +181,8 @@ class Agent:
         return sorted(held, key=lambda one: (one.name.set_id, one.name.engine_id))
 
     def _need_nixl(self) -> None:
+        if self._notifier.starting:
+            raise UnavailableError("NIXL_STARTING", "nixl is not ready yet: try again in a moment")
         if not self._notifier.available:
             raise FailedPreconditionError("NIXL_MISSING", "this agent runs without nixl and cannot tell engines")
 

@@ -90,6 +90,7 @@ class NixlNotifier:
         self._address_of = address_of
         self._open_agent = open_agent
         self._agent: NixlAgent | None = None
+        self._starting = True
         self._peers: dict[str, list[Any]] = {}
         self._queue: asyncio.Queue[SendRelease | SendRenewal] = asyncio.Queue(MAX_QUEUED)
         self._forgotten: list[str] = []
@@ -98,6 +99,11 @@ class NixlNotifier:
     def available(self) -> bool:
         """Whether engines can be told anything."""
         return self._agent is not None
+
+    @property
+    def starting(self) -> bool:
+        """Whether it is not known yet if engines can be told: nixl is about to load."""
+        return self._starting
 
     def send(self, effect: SendRelease | SendRenewal) -> None:
         """Queues a notification; drops it without nixl, or when the queue is full."""
@@ -118,6 +124,7 @@ class NixlNotifier:
         with ThreadPoolExecutor(1, thread_name_prefix="nixl") as thread:
             # NIXL's calls block: loading its backend takes a second.
             self._agent = await loop.run_in_executor(thread, self._open_agent)
+            self._starting = False
             try:
                 while True:
                     batch = [await self._queue.get()]

@@ -126,7 +126,8 @@ class BlockSetServiceServicer:
         Idempotent. Block sets that are claimed are not released now but once their claim has lapsed; of what is merely cached
         the pointer is removed. Ids that this owner does not know (other requests' hand-offs among them) are left alone and
         reported as `unknown`.
-        FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL.
+        FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL; UNAVAILABLE (NIXL_STARTING) for the moment after
+        its start in which it cannot yet: ask again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,7 +140,7 @@ class BlockSetServiceServicer:
 
         Idempotent. The engine is told over NIXL and does not answer; what does not reach it is freed when its lease ends.
         NOT_FOUND (ENGINE_UNKNOWN); INVALID_ARGUMENT (NOT_A_HAND_OFF) for a block set of this owner; FAILED_PRECONDITION
-        (NIXL_MISSING) as above.
+        (NIXL_MISSING) and UNAVAILABLE (NIXL_STARTING) as above.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,7 +150,8 @@ class BlockSetServiceServicer:
         """Asks the engine to keep block sets longer. Called by operators and by policies. The renewal counts only once the
         engine's own snapshot confirms the new deadline, which `ListBlockSets` shows.
 
-        Idempotent. Unknown ids are reported as `unknown`. FAILED_PRECONDITION (NIXL_MISSING) as above.
+        Idempotent. Unknown ids are reported as `unknown`. FAILED_PRECONDITION (NIXL_MISSING) and UNAVAILABLE (NIXL_STARTING)
+        as above.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

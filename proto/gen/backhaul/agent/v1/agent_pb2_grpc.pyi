@@ -65,7 +65,8 @@ class BlockSetServiceStub:
     Idempotent. Block sets that are claimed are not released now but once their claim has lapsed; of what is merely cached
     the pointer is removed. Ids that this owner does not know (other requests' hand-offs among them) are left alone and
     reported as `unknown`.
-    FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL.
+    FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL; UNAVAILABLE (NIXL_STARTING) for the moment after
+    its start in which it cannot yet: ask again.
     """
     ReleaseHandOff: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ReleaseHandOffRequest, _agent_pb2.ReleaseHandOffResponse]
     """Frees the blocks that a prefill engine of this node keeps for a decode engine that will never ask for them. Called by
@@ -74,13 +75,14 @@ class BlockSetServiceStub:
 
     Idempotent. The engine is told over NIXL and does not answer; what does not reach it is freed when its lease ends.
     NOT_FOUND (ENGINE_UNKNOWN); INVALID_ARGUMENT (NOT_A_HAND_OFF) for a block set of this owner; FAILED_PRECONDITION
-    (NIXL_MISSING) as above.
+    (NIXL_MISSING) and UNAVAILABLE (NIXL_STARTING) as above.
     """
     RenewBlockSets: _grpc.UnaryUnaryMultiCallable[_agent_pb2.RenewBlockSetsRequest, _agent_pb2.RenewBlockSetsResponse]
     """Asks the engine to keep block sets longer. Called by operators and by policies. The renewal counts only once the
     engine's own snapshot confirms the new deadline, which `ListBlockSets` shows.
 
-    Idempotent. Unknown ids are reported as `unknown`. FAILED_PRECONDITION (NIXL_MISSING) as above.
+    Idempotent. Unknown ids are reported as `unknown`. FAILED_PRECONDITION (NIXL_MISSING) and UNAVAILABLE (NIXL_STARTING)
+    as above.
     """
     HarvestBlockSet: _grpc.UnaryUnaryMultiCallable[_agent_pb2.HarvestBlockSetRequest, _agent_pb2.HarvestBlockSetResponse]
     """Makes a fresh handle for what an engine still caches of a block set that is retained no more. Called by routers, once
@@ -144,7 +146,8 @@ class BlockSetServiceAsyncStub(BlockSetServiceStub):
     Idempotent. Block sets that are claimed are not released now but once their claim has lapsed; of what is merely cached
     the pointer is removed. Ids that this owner does not know (other requests' hand-offs among them) are left alone and
     reported as `unknown`.
-    FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL.
+    FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL; UNAVAILABLE (NIXL_STARTING) for the moment after
+    its start in which it cannot yet: ask again.
     """
     ReleaseHandOff: _aio.UnaryUnaryMultiCallable[_agent_pb2.ReleaseHandOffRequest, _agent_pb2.ReleaseHandOffResponse]  # type: ignore[assignment]
     """Frees the blocks that a prefill engine of this node keeps for a decode engine that will never ask for them. Called by
@@ -153,13 +156,14 @@ class BlockSetServiceAsyncStub(BlockSetServiceStub):
 
     Idempotent. The engine is told over NIXL and does not answer; what does not reach it is freed when its lease ends.
     NOT_FOUND (ENGINE_UNKNOWN); INVALID_ARGUMENT (NOT_A_HAND_OFF) for a block set of this owner; FAILED_PRECONDITION
-    (NIXL_MISSING) as above.
+    (NIXL_MISSING) and UNAVAILABLE (NIXL_STARTING) as above.
     """
     RenewBlockSets: _aio.UnaryUnaryMultiCallable[_agent_pb2.RenewBlockSetsRequest, _agent_pb2.RenewBlockSetsResponse]  # type: ignore[assignment]
     """Asks the engine to keep block sets longer. Called by operators and by policies. The renewal counts only once the
     engine's own snapshot confirms the new deadline, which `ListBlockSets` shows.
 
-    Idempotent. Unknown ids are reported as `unknown`. FAILED_PRECONDITION (NIXL_MISSING) as above.
+    Idempotent. Unknown ids are reported as `unknown`. FAILED_PRECONDITION (NIXL_MISSING) and UNAVAILABLE (NIXL_STARTING)
+    as above.
     """
     HarvestBlockSet: _aio.UnaryUnaryMultiCallable[_agent_pb2.HarvestBlockSetRequest, _agent_pb2.HarvestBlockSetResponse]  # type: ignore[assignment]
     """Makes a fresh handle for what an engine still caches of a block set that is retained no more. Called by routers, once
@@ -238,7 +242,8 @@ class BlockSetServiceServicer(metaclass=_abc_1.ABCMeta):
         Idempotent. Block sets that are claimed are not released now but once their claim has lapsed; of what is merely cached
         the pointer is removed. Ids that this owner does not know (other requests' hand-offs among them) are left alone and
         reported as `unknown`.
-        FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL.
+        FAILED_PRECONDITION (NIXL_MISSING) when this agent cannot speak NIXL; UNAVAILABLE (NIXL_STARTING) for the moment after
+        its start in which it cannot yet: ask again.
         """
 
     @_abc_1.abstractmethod
@@ -253,7 +258,7 @@ class BlockSetServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Idempotent. The engine is told over NIXL and does not answer; what does not reach it is freed when its lease ends.
         NOT_FOUND (ENGINE_UNKNOWN); INVALID_ARGUMENT (NOT_A_HAND_OFF) for a block set of this owner; FAILED_PRECONDITION
-        (NIXL_MISSING) as above.
+        (NIXL_MISSING) and UNAVAILABLE (NIXL_STARTING) as above.
         """
 
     @_abc_1.abstractmethod
@@ -265,7 +270,8 @@ class BlockSetServiceServicer(metaclass=_abc_1.ABCMeta):
         """Asks the engine to keep block sets longer. Called by operators and by policies. The renewal counts only once the
         engine's own snapshot confirms the new deadline, which `ListBlockSets` shows.
 
-        Idempotent. Unknown ids are reported as `unknown`. FAILED_PRECONDITION (NIXL_MISSING) as above.
+        Idempotent. Unknown ids are reported as `unknown`. FAILED_PRECONDITION (NIXL_MISSING) and UNAVAILABLE (NIXL_STARTING)
+        as above.
         """
 
     @_abc_1.abstractmethod
