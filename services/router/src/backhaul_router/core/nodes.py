@@ -56,6 +56,8 @@ class Node:
     state: NodeState
     retiring: bool = False
     """Whether its engine is not to be used any more once the node has left."""
+    orphaned: bool = False
+    """Whether it is listed no longer, as its agent is gone or ends, and its engine goes on."""
 
     def engine(self, engine_id: str) -> Engine | None:
         """Returns the engine with this id; None when that incarnation is gone."""
@@ -155,7 +157,7 @@ class NodeTable:
         for node_id in removals:
             node = self._nodes.pop(node_id, None)
             if node is not None and node.usable:
-                self._orphans[node_id] = replace(node, state=NodeState.READY)
+                self._orphans[node_id] = replace(node, state=NodeState.READY, orphaned=True)
         for node in upserts:
             self._nodes[node.node_id] = node
         served = {node.engine_url for node in self._nodes.values()}
@@ -191,7 +193,7 @@ class NodeTable:
     def ready(self, role: Role, model: str) -> list[Node]:
         """Returns the ready nodes of a role that serve a model; if there is none, those whose agent ends or is gone."""
         able = [node for node in self if _serves(node, role, model)]
-        ready = [node for node in able if node.state is NodeState.READY and node.node_id in self._nodes]
+        ready = [node for node in able if node.state is NodeState.READY and not node.orphaned]
         return ready or able
 
     def pairs(self, model: str) -> list[tuple[Node, Node]]:
