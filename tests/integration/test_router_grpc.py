@@ -65,6 +65,7 @@ async def test_a_stream_has_the_bytes_of_http(stack: RouterStack, stub: Stub) ->
     assert body == over_http.body
     assert started.content_type.startswith("text/event-stream")
     assert (started.route, started.miss_reason, started.prompt_token_count) == ("cold", "first_turn", 200)
+    assert started.source == ""
 
 
 async def test_a_warm_turn_says_so(stack: RouterStack, stub: Stub) -> None:
@@ -72,6 +73,7 @@ async def test_a_warm_turn_says_so(stack: RouterStack, stub: Stub) -> None:
     stack.publish(label_key("hi"))
     started, _ = await collect(stub.ChatCompletions(request("hi", "hello", "more"), timeout=5))
     assert (started.route, started.miss_reason, started.read_token_count) == ("warm", "", 128)
+    assert started.source == "claimed"
 
 
 async def test_a_whole_answer_is_one_document(stub: Stub) -> None:

@@ -185,6 +185,7 @@ def _started(outcome: Outcome, headers: dict[str, str]) -> router_pb2.Started:
         local_token_count=outcome.local_token_count,
         read_token_count=outcome.read_token_count,
         content_type=headers.get("content-type", ""),
+        source=outcome.source,
     )
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x62\x61\x63khaul/router/v1/router.proto\x12\x12\x62\x61\x63khaul.router.v1\"\x94\x01\n\x07Started\x12\r\n\x05route\x18\x01 \x01(\t\x12\x13\n\x0bmiss_reason\x18\x02 \x01(\t\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\x05\x12\x19\n\x11local_token_count\x18\x04 \x01(\x05\x12\x18\n\x10read_token_count\x18\x05 \x01(\x05\x12\x14\n\x0c\x63ontent_type\x18\x06 \x01(\t\":\n\x16\x43hatCompletionsRequest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x12\n\nsession_id\x18\x02 \x01(\t\"b\n\x17\x43hatCompletionsResponse\x12.\n\x07started\x18\x01 \x01(\x0b\x32\x1b.backhaul.router.v1.StartedH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04step\"6\n\x12\x43ompletionsRequest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x12\n\nsession_id\x18\x02 \x01(\t\"^\n\x13\x43ompletionsResponse\x12.\n\x07started\x18\x01 \x01(\x0b\x32\x1b.backhaul.router.v1.StartedH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04step\"]\n\x16\x45ndConversationRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\ncache_salt\x18\x04 \x01(\t\"I\n\x17\x45ndConversationResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\x12\x16\n\x0e\x64\x65\x66\x65rred_count\x18\x02 \x01(\x05\"\x13\n\x11ListModelsRequest\"\"\n\x12ListModelsResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x32\xab\x03\n\x10InferenceService\x12l\n\x0f\x43hatCompletions\x12*.backhaul.router.v1.ChatCompletionsRequest\x1a+.backhaul.router.v1.ChatCompletionsResponse0\x01\x12`\n\x0b\x43ompletions\x12&.backhaul.router.v1.CompletionsRequest\x1a\'.backhaul.router.v1.CompletionsResponse0\x01\x12j\n\x0f\x45ndConversation\x12*.backhaul.router.v1.EndConversationRequest\x1a+.backhaul.router.v1.EndConversationResponse\x12[\n\nListModels\x12%.backhaul.router.v1.ListModelsRequest\x1a&.backhaul.router.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x62\x61\x63khaul/router/v1/router.proto\x12\x12\x62\x61\x63khaul.router.v1\"\xa4\x01\n\x07Started\x12\r\n\x05route\x18\x01 \x01(\t\x12\x13\n\x0bmiss_reason\x18\x02 \x01(\t\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\x05\x12\x19\n\x11local_token_count\x18\x04 \x01(\x05\x12\x18\n\x10read_token_count\x18\x05 \x01(\x05\x12\x14\n\x0c\x63ontent_type\x18\x06 \x01(\t\x12\x0e\n\x06source\x18\x07 \x01(\t\":\n\x16\x43hatCompletionsRequest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x12\n\nsession_id\x18\x02 \x01(\t\"b\n\x17\x43hatCompletionsResponse\x12.\n\x07started\x18\x01 \x01(\x0b\x32\x1b.backhaul.router.v1.StartedH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04step\"6\n\x12\x43ompletionsRequest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x12\n\nsession_id\x18\x02 \x01(\t\"^\n\x13\x43ompletionsResponse\x12.\n\x07started\x18\x01 \x01(\x0b\x32\x1b.backhaul.router.v1.StartedH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04step\"]\n\x16\x45ndConversationRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\ncache_salt\x18\x04 \x01(\t\"I\n\x17\x45ndConversationResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\x12\x16\n\x0e\x64\x65\x66\x65rred_count\x18\x02 \x01(\x05\"\x13\n\x11ListModelsRequest\"\"\n\x12ListModelsResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x32\xab\x03\n\x10InferenceService\x12l\n\x0f\x43hatCompletions\x12*.backhaul.router.v1.ChatCompletionsRequest\x1a+.backhaul.router.v1.ChatCompletionsResponse0\x01\x12`\n\x0b\x43ompletions\x12&.backhaul.router.v1.CompletionsRequest\x1a\'.backhaul.router.v1.CompletionsResponse0\x01\x12j\n\x0f\x45ndConversation\x12*.backhaul.router.v1.EndConversationRequest\x1a+.backhaul.router.v1.EndConversationResponse\x12[\n\nListModels\x12%.backhaul.router.v1.ListModelsRequest\x1a&.backhaul.router.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,23 +32,23 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'backhaul.router.v1.router_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STARTED']._serialized_start=56
-  _globals['_STARTED']._serialized_end=204
-  _globals['_CHATCOMPLETIONSREQUEST']._serialized_start=206
-  _globals['_CHATCOMPLETIONSREQUEST']._serialized_end=264
-  _globals['_CHATCOMPLETIONSRESPONSE']._serialized_start=266
-  _globals['_CHATCOMPLETIONSRESPONSE']._serialized_end=364
-  _globals['_COMPLETIONSREQUEST']._serialized_start=366
-  _globals['_COMPLETIONSREQUEST']._serialized_end=420
-  _globals['_COMPLETIONSRESPONSE']._serialized_start=422
-  _globals['_COMPLETIONSRESPONSE']._serialized_end=516
-  _globals['_ENDCONVERSATIONREQUEST']._serialized_start=518
-  _globals['_ENDCONVERSATIONREQUEST']._serialized_end=611
-  _globals['_ENDCONVERSATIONRESPONSE']._serialized_start=613
-  _globals['_ENDCONVERSATIONRESPONSE']._serialized_end=686
-  _globals['_LISTMODELSREQUEST']._serialized_start=688
-  _globals['_LISTMODELSREQUEST']._serialized_end=707
-  _globals['_LISTMODELSRESPONSE']._serialized_start=709
-  _globals['_LISTMODELSRESPONSE']._serialized_end=743
-  _globals['_INFERENCESERVICE']._serialized_start=746
-  _globals['_INFERENCESERVICE']._serialized_end=1173
+  _globals['_STARTED']._serialized_end=220
+  _globals['_CHATCOMPLETIONSREQUEST']._serialized_start=222
+  _globals['_CHATCOMPLETIONSREQUEST']._serialized_end=280
+  _globals['_CHATCOMPLETIONSRESPONSE']._serialized_start=282
+  _globals['_CHATCOMPLETIONSRESPONSE']._serialized_end=380
+  _globals['_COMPLETIONSREQUEST']._serialized_start=382
+  _globals['_COMPLETIONSREQUEST']._serialized_end=436
+  _globals['_COMPLETIONSRESPONSE']._serialized_start=438
+  _globals['_COMPLETIONSRESPONSE']._serialized_end=532
+  _globals['_ENDCONVERSATIONREQUEST']._serialized_start=534
+  _globals['_ENDCONVERSATIONREQUEST']._serialized_end=627
+  _globals['_ENDCONVERSATIONRESPONSE']._serialized_start=629
+  _globals['_ENDCONVERSATIONRESPONSE']._serialized_end=702
+  _globals['_LISTMODELSREQUEST']._serialized_start=704
+  _globals['_LISTMODELSREQUEST']._serialized_end=723
+  _globals['_LISTMODELSRESPONSE']._serialized_start=725
+  _globals['_LISTMODELSRESPONSE']._serialized_end=759
+  _globals['_INFERENCESERVICE']._serialized_start=762
+  _globals['_INFERENCESERVICE']._serialized_end=1189
 # @@protoc_insertion_point(module_scope)

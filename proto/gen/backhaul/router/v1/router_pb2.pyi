@@ -28,6 +28,7 @@ class Started(_message.Message):
     LOCAL_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     READ_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     CONTENT_TYPE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     route: _builtins.str
     """cold, warm or append."""
     miss_reason: _builtins.str
@@ -40,6 +41,8 @@ class Started(_message.Message):
     """Prompt tokens that the prefill engine read from the decode engine."""
     content_type: _builtins.str
     """Content type of the chunks put together."""
+    source: _builtins.str
+    """What a warm turn's blocks were: claimed (retained for it) or cached (a second chance). Empty when the turn is cold."""
     def __init__(
         self,
         *,
@@ -49,10 +52,11 @@ class Started(_message.Message):
         local_token_count: _builtins.int = ...,
         read_token_count: _builtins.int = ...,
         content_type: _builtins.str = ...,
+        source: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_type", b"content_type", "local_token_count", b"local_token_count", "miss_reason", b"miss_reason", "prompt_token_count", b"prompt_token_count", "read_token_count", b"read_token_count", "route", b"route"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_type", b"content_type", "local_token_count", b"local_token_count", "miss_reason", b"miss_reason", "prompt_token_count", b"prompt_token_count", "read_token_count", b"read_token_count", "route", b"route", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
