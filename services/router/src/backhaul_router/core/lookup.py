@@ -5,7 +5,7 @@ coarse costs a lookup, and one that is too fine costs a reuse; neither costs a w
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from backhaul_router.core.errors import invalid
 
 MAX_KEYS = 16
 """Keys of one lookup."""
+
+MAX_BEGINNINGS = 24
+"""Beginnings of a prompt that are told apart: a turn shares nearly all of it with one that came shortly before."""
 
 MAX_SESSION_ID_BYTES = 512
 """Longest session id; it is hashed and never stored or logged, this only bounds the work."""
@@ -37,6 +40,15 @@ to turn, and hardly any template shows it to the model."""
 
 
 @dataclass(frozen=True, slots=True)
+class Beginning:
+    """A beginning of a prompt, up to the end of one of its messages."""
+
+    digest: str
+    byte_count: int
+    """Its text, about."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnKeys:
     """Lookup keys of one turn."""
 
@@ -46,6 +58,19 @@ class TurnKeys:
     """How the next turn will find this one."""
     continues: bool
     """Whether the body shows that a turn came before."""
+    beginnings: tuple[Beginning, ...] = ()
+    """Beginnings that other turns may share, longest first; the first is all of the prompt."""
+    answered: tuple[tuple[str, int], ...] = ()
+    """For keys in ``find``: how much of the prompt, in bytes, comes after the answer of the turn that they name."""
+
+    @property
+    def byte_count(self) -> int:
+        """Text of the prompt, about."""
+        return self.beginnings[0].byte_count if self.beginnings else 0
+
+    def new_byte_count(self, key: str) -> int:
+        """Returns how much of the prompt is new to who holds what is found under a key; all of it when unknown."""
+        return dict(self.answered).get(key, self.byte_count)
 
     @property
     def own(self) -> str:
@@ -74,12 +99,28 @@ def keys_of(body: TurnBody, session_id: bytes | None) -> TurnKeys:
     session_id = session_id or _session_in(body)
     session = () if session_id is None else (session_key(session_id),)
     if body.endpoint is not Endpoint.CHAT:
-        return TurnKeys(session, session, continues=bool(session))
+        beginnings = (Beginning(session[0] if session else "", len(body.raw.get("prompt", b""))),)
+        return TurnKeys(session, session, continues=bool(session), beginnings=beginnings)
     messages = body.fields["messages"]
     chain = _chain(body.fields)
-    before = [chain[index] for index, message in enumerate(messages) if index and message["role"] == "assistant"]
-    find = (*session, *reversed(before))[:MAX_KEYS]
-    return TurnKeys(find, (*session, chain[-1]), continues=bool(before))
+    answers = [index for index, message in enumerate(messages) if index and message["role"] == "assistant"][::-1]
+    find = (*session, *(chain[index].digest for index in answers))[:MAX_KEYS]
+    return TurnKeys(
+        find,
+        (*session, chain[-1].digest),
+        continues=bool(answers),
+        beginnings=tuple(chain[: -MAX_BEGINNINGS - 1 : -1]),
+        answered=_answered(session, chain, answers),
+    )
+
+
+def _answered(
+    session: Sequence[str], chain: Sequence[Beginning], answers: Sequence[int]
+) -> tuple[tuple[str, int], ...]:
+    """A session's turn before is taken to be the one that the last assistant message answers."""
+    named = [*((key, index) for key in session for index in answers[:1])]
+    named += [(chain[index].digest, index) for index in answers[:MAX_KEYS]]
+    return tuple((key, chain[-1].byte_count - chain[index + 1].byte_count) for key, index in named)
 
 
 def session_key(session_id: bytes) -> str:
@@ -93,15 +134,19 @@ def _session_in(body: TurnBody) -> bytes | None:
     return next((session_id for session_id in given if session_id), None)
 
 
-def _chain(fields: Mapping[str, Any]) -> list[str]:
-    """Returns one digest per prefix of the message list, from the empty one to all of it."""
+def _chain(fields: Mapping[str, Any]) -> list[Beginning]:
+    """Returns the prefixes of the message list, from the empty one to all of it."""
+    seed = _canonical(_seed(fields))
     state = hashlib.blake2b(digest_size=_DIGEST_SIZE, person=b"backhaul-chain-1")
-    _mix(state, _canonical(_seed(fields)))
-    digests = [state.hexdigest()]
+    _mix(state, seed)
+    byte_count = len(seed)
+    chain = [Beginning(state.hexdigest(), byte_count)]
     for message in fields["messages"]:
-        _mix(state, _canonical(message))
-        digests.append(state.hexdigest())
-    return digests
+        text = _canonical(message)
+        _mix(state, text)
+        byte_count += len(text)
+        chain.append(Beginning(state.hexdigest(), byte_count))
+    return chain
 
 
 def _seed(fields: Mapping[str, Any]) -> dict[str, Any]:
