@@ -49,6 +49,9 @@ class Demand:
     held: Held | None = None
     tried: frozenset[str] = frozenset()
     """Nodes (ids) that failed this turn."""
+    partners: tuple[Target, ...] = ()
+    """Engines of the other role with which blocks are to be exchanged: any one of them will do. For a leg with a known
+    partner only that one."""
 
     @property
     def held_tokens(self) -> int:
