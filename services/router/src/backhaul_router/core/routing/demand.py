@@ -34,6 +34,8 @@ class Held:
 
     holder: Target
     token_count: int
+    proved: bool = False
+    """Whether the conversation is known to be the same up to its last answer, not only by its name."""
 
 
 @dataclass(frozen=True, slots=True)
