@@ -27,7 +27,7 @@ class Bench:
         await settle()
 
     async def begin(self, reading: asyncio.Event | None = None) -> list[int | None]:
-        """Lets one more watch, as long as `reading` is set; returns what it hears, None for a message without engines."""
+        """Lets one more watch while `reading` is set; returns what it hears, None for a message without engines."""
         heard: list[int | None] = []
         self.watchers.append(asyncio.create_task(self._read(heard, reading)))
         await settle()
