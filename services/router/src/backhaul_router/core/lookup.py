@@ -73,6 +73,11 @@ class TurnKeys:
         return dict(self.answered).get(key, self.byte_count)
 
     @property
+    def turns(self) -> tuple[str, ...]:
+        """Those of ``find`` that are a single turn's own, its newest first."""
+        return self.find[len(self.label) - 1 :] if self.label else ()
+
+    @property
     def own(self) -> str:
         """The key that only a continuation of this turn has; empty without keys."""
         return self.label[-1] if self.label else ""
