@@ -46,18 +46,22 @@ class Partners:
 
     def of(self, target: Target) -> Iterator[Target]:
         """Returns those that an engine can exchange blocks with."""
-        build = _build_of(target, self._read)
+        for partner in self._of_build(_build_of(target, self._read)):
+            if _distinct(target, partner):
+                yield partner
+
+    def _of_build(self, build: Build) -> Sequence[Target]:
         fitting = self._fitting.get(build)
         if fitting is None:
             fitting = [partner for other, group in self._groups.items() if _fit(build, other) for partner in group]
             self._fitting[build] = fitting
-        return (partner for partner in fitting if _distinct(target, partner))
+        return fitting
 
 
 def keep_compatible(targets: Iterable[Target], partners: Sequence[Target], *, read: bool) -> list[Target]:
     """Returns the engines that can exchange blocks with at least one of the partners."""
     others = Partners(partners, read=read)
-    return [target for target in targets if next(others.of(target), None) is not None]
+    return [target for target in targets if any(others.of(target))]
 
 
 def _build_of(target: Target, read: bool) -> Build:
