@@ -22,7 +22,7 @@ MAX_ENDINGS = 256
 
 _LOG_EVERY_S = 10.0
 _LONGEST_RETRY_S = 60
-"""OpenAI's clients take no notice of a longer `Retry-After`."""
+"""OpenAI's clients do not try again when it is more than 120 (openai/_constants.py, MAX_RETRY_AFTER_DELAY)."""
 
 _STATUS = {Refusal.DEADLINE_UNREACHABLE: 503, Refusal.DEADLINE_PASSED: 504, Refusal.QUEUE_TIMEOUT: 503}
 """Of all others 429."""

@@ -38,7 +38,10 @@ class InferenceServiceStub:
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
     RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
     one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS,
-    BODY_LIMIT); a client that does not read its stream loses it (SLOW_READER).
+    BODY_LIMIT), or, where it has a queue, lets a turn wait first. Then the answer may also be RESOURCE_EXHAUSTED
+    (DISPLACED, by a turn that comes before it), UNAVAILABLE (QUEUE_TIMEOUT, or at once DEADLINE_UNREACHABLE) or
+    DEADLINE_EXCEEDED (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. `retry_after_s` in the metadata says
+    when to ask again, in seconds; nothing has begun. A client that does not read its stream loses it (SLOW_READER).
     """
 
     @_typing.overload
@@ -72,7 +75,10 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
     RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
     one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS,
-    BODY_LIMIT); a client that does not read its stream loses it (SLOW_READER).
+    BODY_LIMIT), or, where it has a queue, lets a turn wait first. Then the answer may also be RESOURCE_EXHAUSTED
+    (DISPLACED, by a turn that comes before it), UNAVAILABLE (QUEUE_TIMEOUT, or at once DEADLINE_UNREACHABLE) or
+    DEADLINE_EXCEEDED (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. `retry_after_s` in the metadata says
+    when to ask again, in seconds; nothing has begun. A client that does not read its stream loses it (SLOW_READER).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -102,7 +108,10 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
     RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
     one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS,
-    BODY_LIMIT); a client that does not read its stream loses it (SLOW_READER).
+    BODY_LIMIT), or, where it has a queue, lets a turn wait first. Then the answer may also be RESOURCE_EXHAUSTED
+    (DISPLACED, by a turn that comes before it), UNAVAILABLE (QUEUE_TIMEOUT, or at once DEADLINE_UNREACHABLE) or
+    DEADLINE_EXCEEDED (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. `retry_after_s` in the metadata says
+    when to ask again, in seconds; nothing has begun. A client that does not read its stream loses it (SLOW_READER).
     """
 
     @_abc_1.abstractmethod
