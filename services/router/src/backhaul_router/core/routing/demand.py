@@ -34,6 +34,8 @@ class Held:
 
     holder: Target
     token_count: int
+    proved: bool = False
+    """Whether the conversation is known to be the same up to its last answer, not only by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,9 @@ class Demand:
     held: Held | None = None
     tried: frozenset[str] = frozenset()
     """Nodes (ids) that failed this turn."""
+    partners: tuple[Target, ...] = ()
+    """Engines of the other role with which blocks are to be exchanged: any one of them will do. For a leg with a known
+    partner only that one."""
 
     @property
     def held_tokens(self) -> int:
