@@ -9,13 +9,18 @@ IDENTITY = b"i" * 16
 
 
 def report(
-    set_id: str = "set-1", *, tokens: list[int] | None = None, block_size: int = 16, **params: Any
+    set_id: str = "set-1",
+    *,
+    tokens: list[int] | None = None,
+    block_size: int = 16,
+    identity: bytes = IDENTITY,
+    **params: Any,
 ) -> BlockSetReport:
     """Returns what the connector reports of a turn that ended with ``tokens``; ``params`` replace vLLM's own."""
     tokens = list(range(200)) if tokens is None else tokens
     turn = OpenTurn(
         TurnLabel(scope="scope", keys=["key"]),
-        identity=IDENTITY,
+        identity=identity,
         prompt=tokens,
         extras=(),
         block_size=block_size,

@@ -70,7 +70,17 @@ MUTANTS = (
         "return cached_count > 0",
         (
             f"{_UNIT}test_second_chance.py::test_too_few_tokens_are_not_asked_for",
-            f"{_UNIT}test_harvest.py::test_a_guess_that_is_refused_takes_its_pointer_along",
+            f"{_UNIT}test_harvest.py::test_a_set_whose_blocks_are_gone_loses_its_pointer_to_the_turn_that_finds_out",
+        ),
+    ),
+    Mutant(
+        "forget-a-conversation-for-its-title",
+        _SHELL,
+        "if pointer and second_chance.evicted(pointer, _identity(request), request.token_ids, count, size):",
+        "if pointer:",
+        (
+            f"{_UNIT}test_harvest.py::test_a_request_that_does_not_show_what_is_gone_costs_no_pointer",
+            f"{_UNIT}test_harvest.py::test_what_a_label_leads_to_is_not_known_and_not_dropped",
         ),
     ),
     Mutant(

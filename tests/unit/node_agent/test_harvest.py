@@ -347,13 +347,54 @@ async def test_a_conversation_that_is_over_leaves_no_pointer() -> None:
     assert not scene.harvest.drop("cached-set-1")
 
 
-async def test_a_guess_that_is_refused_takes_its_pointer_along() -> None:
+LONG = list(range(3 * CACHED))
+"""What a conversation has become; the engine caches the first third of it."""
+
+
+def let_go(scene: Scene, tokens: list[int]) -> None:
+    identity = identity_of(weights_digest="weights", adapter="", cache_salt="", scope="scope")
+    scene.harvest.let_go("engine-1", convert.block_set(block_sets.report("set-1", tokens=tokens, identity=identity)))
+
+
+@pytest.mark.parametrize("more", [[1, 2, 3], []], ids=["next-turn", "same-turn"])
+async def test_a_set_whose_blocks_are_gone_loses_its_pointer_to_the_turn_that_finds_out(more: list[int]) -> None:
     scene = Scene()
-    held = replace(convert.block_set(block_sets.report("set-1", tokens=PROMPT)), token_count=10_000)
-    scene.harvest.let_go("engine-1", held)
+    let_go(scene, LONG)
     assert [*scene.pointers.known] == ["cached-set-1"]
-    assert await scene.refused(request()) == "NOT_CACHED"
+    assert await scene.refused(request(token_ids=[*LONG, *more])) == "NOT_CACHED"
     assert scene.pointers.known == {}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"token_ids": [7] * 3 * CACHED},
+        {"token_ids": PROMPT[:CACHED]},
+        {"token_ids": [*PROMPT[:CACHED], *[7] * CACHED]},
+        {"cache_salt": "pepper", "token_ids": LONG},
+    ],
+    ids=["title", "shorter", "edited-history", "another-salt"],
+)
+async def test_a_request_that_does_not_show_what_is_gone_costs_no_pointer(changed: dict[str, Any]) -> None:
+    scene = Scene()
+    let_go(scene, LONG)
+    assert await scene.refused(request(**changed)) == "NOT_CACHED"
+    assert [*scene.pointers.known] == ["cached-set-1"]
+
+
+async def test_the_last_block_of_a_prompt_is_not_taken_for_gone() -> None:
+    scene = Scene()
+    let_go(scene, PROMPT[: BLOCK * 12])
+    assert await scene.refused(request(token_ids=PROMPT[: BLOCK * 12])) == "NOT_CACHED"
+    assert [*scene.pointers.known] == ["cached-set-1"]
+
+
+async def test_what_a_label_leads_to_is_not_known_and_not_dropped() -> None:
+    scene = Scene()
+    scene.cache(1, PROMPT[:BLOCK], session="backhaul:scope:key-1")
+    (made,) = scene.pointers.known
+    assert await scene.refused(request(set_id=made, token_ids=[7] * 300)) == "NOT_CACHED"
+    assert [*scene.pointers.known] == [made]
 
 
 async def test_labels_of_turns_become_pointers_once() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from backhaul_connector.anchors import AnchorChain
-from backhaul_router.core.candidates import Pointer, distinct, longest_match
+from backhaul_router.core.candidates import Pointer, distinct, likeliest_first, longest_match
 
 IDENTITY = b"i" * 16
 
@@ -20,6 +20,18 @@ PROMPT = list(range(300))
 def test_the_longest_prefix_of_the_prompt_wins() -> None:
     short, long, fork = pointer(PROMPT[:100]), pointer(PROMPT[:200]), pointer([*PROMPT[:199], 9, 9])
     assert longest_match([short, fork, long], PROMPT) is long
+
+
+def test_the_first_of_equals_wins() -> None:
+    one, other = pointer(PROMPT[:100], set_id="one"), pointer(PROMPT[:100], set_id="other")
+    assert longest_match([one, other], PROMPT) is one
+
+
+def test_prefixes_of_the_prompt_are_likeliest_then_what_is_unsaid_then_other_prompts() -> None:
+    unsaid = Pointer("k", "label", "e", "n", 0, b"", 0, b"")
+    title, too_long = pointer([9] * 100, set_id="title"), pointer([*PROMPT, 1], set_id="branch")
+    short, long = pointer(PROMPT[:100], set_id="short"), pointer(PROMPT[:200], set_id="long")
+    assert likeliest_first([title, unsaid, too_long, short, long], PROMPT) == [long, short, unsaid, title, too_long]
 
 
 def test_a_set_longer_than_the_prompt_does_not_match() -> None:

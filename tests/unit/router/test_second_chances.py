@@ -12,6 +12,7 @@ from backhaul_common.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from backhaul_connector.anchors import AnchorChain
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.claims import KeptBlocks
 from backhaul_router.core.engines import Failure
@@ -139,6 +140,22 @@ async def test_at_most_two_owners_are_asked_the_best_key_first() -> None:
     bench.owner.harvest_failures = [NotFoundError("NOT_CACHED", "")]
     assert (await bench.chat("a", "b", "c", "d", "e")).served == ("warm", "")
     assert bench.engines.decodes[-1].node == "d1"
+
+
+def digest_of(tokens: list[int]) -> dict[str, Any]:
+    chain = AnchorChain(b"i" * 16, 64)
+    chain.extend(tokens)
+    return {"token_count": len(tokens), "digest": chain.at(len(tokens)), "stride": 64, "identity": b"i" * 16}
+
+
+async def test_what_leads_to_the_prompts_own_tokens_is_asked_for_before_other_requests_of_the_session() -> None:
+    bench = Bench(nodes=nodes())
+    bench.engines.tokens = PROMPT
+    for number in range(3):
+        publish(bench, set_id=f"cached-title-{number}", **digest_of([7] * 100))
+    publish(bench, set_id="cached-turn", **digest_of(PROMPT[:200]))
+    assert (await bench.chat("a", "b", "c")).served == ("warm", "")
+    assert [asked.set_id for asked in bench.owner.harvests] == ["cached-turn"]
 
 
 async def test_an_owner_that_hangs_costs_the_budget_for_second_chances() -> None:

@@ -268,7 +268,8 @@ class Harvest:
         count = engine.cached.count(request.token_ids, request.cache_salt)
         pointer = engine.pointers.get(request.set_id)
         if not second_chance.enough(count, pointer.token_count if pointer else 0):
-            if pointer is not None:
+            size = engine.cached.block_size
+            if pointer and second_chance.evicted(pointer, _identity(request), request.token_ids, count, size):
                 self._remove(engine, [pointer])
                 engine.pointers.drop(pointer.set_id)
             raise NotFoundError("NOT_CACHED", f"the engine caches {count} tokens of the prompt")
@@ -413,10 +414,14 @@ class Harvest:
             self._pointers.unpublish(engine.engine_id, pointer)
 
 
+def _identity(request: HarvestRequest) -> bytes:
+    weights = request.weights_digest
+    return identity_of(weights_digest=weights, adapter="", cache_salt=request.cache_salt, scope=request.scope)
+
+
 def _block_set(request: HarvestRequest, count: int, block_size: int, kept: Kept) -> BlockSet:
     """Returns what the handle covers: the whole blocks, without the token that the engine had to compute."""
-    weights = request.weights_digest
-    identity = identity_of(weights_digest=weights, adapter="", cache_salt=request.cache_salt, scope=request.scope)
+    identity = _identity(request)
     chain = AnchorChain(identity, stride_of(block_size))
     chain.extend(request.token_ids[:count])
     anchors = Anchors.of(chain, identity)

@@ -10,7 +10,7 @@ from backhaul_common.clock import Clock
 from backhaul_common.errors import BackhaulError, DeadlineExceededError
 from backhaul_router.core import misses
 from backhaul_router.core.body import TurnBody
-from backhaul_router.core.candidates import Pointer
+from backhaul_router.core.candidates import Pointer, likeliest_first
 from backhaul_router.core.claims import Claim, Grant, Harvest, KeptBlocks
 from backhaul_router.core.kinds import text_only, tokens_certain
 from backhaul_router.core.legs import is_object
@@ -76,12 +76,16 @@ class SecondChances:
         if not self._budget_s or not text_only(body):
             return ""
         deadline = self._clock.monotonic() + self._budget_s
-        miss, tokens = "", list[int]()
+        able = self._able(body, pointers)
+        if not able:
+            return ""
+        miss = ""
         with trace.step("second chance"):
-            for pointer, prefill, holder in self._candidates(body, pointers):
-                tokens = tokens or await self._tokens.of(body, prefill, headers, deadline)
-                if not tokens or not 0 <= min(tokens) <= max(tokens) <= _MOST_TOKEN:
-                    return misses.NO_TOKENS
+            tokens = await self._tokens.of(body, next(iter(able.values()))[0], headers, deadline)
+            if not tokens or not 0 <= min(tokens) <= max(tokens) <= _MOST_TOKEN:
+                return misses.NO_TOKENS
+            for pointer in likeliest_first([*able], tokens)[:_TRIES]:
+                prefill, holder = able[pointer]
                 harvest = Harvest(
                     address=holder.agent_address,
                     set_id=pointer.set_id,
@@ -117,9 +121,9 @@ class SecondChances:
             return misses.harvest_refused("bad_handle")
         return Warm(grant, prefill, holder, tokens)
 
-    def _candidates(self, body: TurnBody, pointers: Iterable[Pointer]) -> list[tuple[Pointer, Node, Node]]:
-        """Returns the best pointers, each with a node that can read and the node that holds."""
-        found: list[tuple[Pointer, Node, Node]] = []
+    def _able(self, body: TurnBody, pointers: Iterable[Pointer]) -> dict[Pointer, tuple[Node, Node]]:
+        """Returns the pointers that lead somewhere, each with a node that can read and the node that holds."""
+        found: dict[Pointer, tuple[Node, Node]] = {}
         for pointer in pointers:
             holder = holder_of(self._table, pointer)
             engine = holder.engine(pointer.engine_id) if holder else None
@@ -127,9 +131,7 @@ class SecondChances:
                 continue
             prefill = pick_reader(self._load, self._readers(body, holder), holder)
             if prefill is not None:
-                found.append((pointer, prefill, holder))
-            if len(found) == _TRIES:
-                break
+                found[pointer] = prefill, holder
         return found
 
     def _readers(self, body: TurnBody, holder: Node) -> list[Node]:

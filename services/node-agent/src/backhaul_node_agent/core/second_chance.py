@@ -2,15 +2,18 @@
 
 A set that was released for want of room, or that nobody came back for in time, often lives on in the engine's own
 prefix cache. A *cached pointer* says so in the registry. What an engine without Backhaul's connector was given to
-compute is known by the label that its events repeat. Both are guesses: they grow old, and a wrong one is dropped.
+compute is known by the label that its events repeat. Both are guesses: they grow old, and one that is proved wrong is
+dropped. Of what a label leads to nobody knows the tokens: it can only grow old.
 """
 
 import hashlib
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from backhaul_connector import wire
+from backhaul_connector.anchors import Anchors, verified_count
 from backhaul_node_agent.core.block_set import BlockSet
 from backhaul_node_agent.core.bounds import MAX_SET_ID_BYTES
 from backhaul_node_agent.core.retention.conversations import covers
@@ -35,6 +38,19 @@ _FIRST_PAUSE_S, _MOST_PAUSE_S = 1.0, 300.0
 def enough(cached_count: int, pointer_count: int) -> bool:
     """Tells whether so many cached tokens are worth asking for, by what the pointer says (0: it does not say)."""
     return cached_count >= max(LEAST_TOKENS, (pointer_count + 1) // 2)
+
+
+def evicted(pointer: BlockSet, identity: bytes, token_ids: Sequence[int], cached_count: int, block_size: int) -> bool:
+    """Tells whether blocks of what a pointer leads to are gone for certain: a prompt shares more than is cached of it.
+
+    Another prompt under the same key (the request for a title, a history that was edited) says nothing of them.
+    """
+    if not pointer.anchors or pointer.identity != identity:
+        return False
+    anchors = Anchors(identity, pointer.stride, pointer.spacing, pointer.token_count, pointer.anchors)
+    # The block of a prompt's last token never counts as cached.
+    shared = verified_count(anchors, token_ids[:-1])
+    return shared > cached_count and shared - cached_count >= block_size
 
 
 def cached_pointer(held: BlockSet) -> BlockSet | None:

@@ -1,4 +1,4 @@
-"""Which of several block sets a turn should claim."""
+"""Which of several block sets a turn should claim, or ask for."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,19 +33,41 @@ def distinct(pointers: Iterable[Pointer]) -> list[Pointer]:
 
 def longest_match(pointers: Iterable[Pointer], tokens: Sequence[int]) -> Pointer | None:
     """Returns the pointer to the longest block set whose tokens are a prefix of ``tokens``, None when there is none."""
-    for pointer in sorted(pointers, key=lambda pointer: pointer.token_count, reverse=True):
-        if pointer.token_count <= len(tokens) and _covers(pointer, tokens):
-            return pointer
-    return None
+    return max(_matching(pointers, tokens), key=lambda pointer: pointer.token_count, default=None)
 
 
-def _covers(pointer: Pointer, tokens: Sequence[int]) -> bool:
-    if pointer.token_count <= 0 or pointer.stride <= 0 or not 0 < len(pointer.identity) <= 64:
-        return False
-    chain = AnchorChain(pointer.identity, pointer.stride)
-    try:
-        chain.extend(tokens[: pointer.token_count])
-    except OverflowError:
-        # No model has such a token, so no block set holds it.
-        return False
-    return chain.at(pointer.token_count) == pointer.digest
+def likeliest_first(pointers: Sequence[Pointer], tokens: Sequence[int]) -> list[Pointer]:
+    """Returns all pointers, those whose tokens are a prefix of ``tokens`` first, the longest at the head.
+
+    Behind them come those that do not say what they cover, then those that lead to other prompts.
+    """
+    matching = {(pointer.engine_id, pointer.set_id) for pointer in _matching(pointers, tokens)}
+
+    def rank(pointer: Pointer) -> tuple[int, int]:
+        if (pointer.engine_id, pointer.set_id) in matching:
+            return 0, -pointer.token_count
+        return 2 if pointer.digest else 1, 0
+
+    return sorted(pointers, key=rank)
+
+
+def _matching(pointers: Iterable[Pointer], tokens: Sequence[int]) -> list[Pointer]:
+    """Returns the pointers to block sets whose tokens are a prefix of ``tokens``, the shortest first."""
+    chains: dict[tuple[bytes, int], AnchorChain] = {}
+    found: list[Pointer] = []
+    for pointer in sorted(pointers, key=lambda pointer: pointer.token_count):
+        if not _sound(pointer) or pointer.token_count > len(tokens):
+            continue
+        chain = chains.setdefault((pointer.identity, pointer.stride), AnchorChain(pointer.identity, pointer.stride))
+        try:
+            chain.extend(tokens[chain.token_count : pointer.token_count])
+        except OverflowError:
+            # No model has such a token, so no block set holds it, nor does a longer one.
+            break
+        if chain.at(pointer.token_count) == pointer.digest:
+            found.append(pointer)
+    return found
+
+
+def _sound(pointer: Pointer) -> bool:
+    return pointer.token_count > 0 and pointer.stride > 0 and 0 < len(pointer.identity) <= 64
