@@ -3,13 +3,11 @@
 Whatever goes wrong is a reason for which the turn is cold.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from backhaul_router.core import misses
-from backhaul_router.core.lookup import Beginning
 from backhaul_router.core.routing.demand import Demand, Held, Prefix
-from backhaul_router.core.routing.planner import Plan, Planner
+from backhaul_router.core.routing.planner import Plan, Planner, Planning
 from backhaul_router.core.routing.tokens import TokenRates
 from backhaul_router.core.turn import Route
 from backhaul_router.lookups import Found, Lookups
@@ -30,32 +28,21 @@ class Chooser:
         self._rates = rates
 
     async def choose(self, turn: Turn, *, reuse: bool) -> None:
-        """Sets the turn's demand and plan, and what it may read. Without a plan there is no way at all."""
-        found = await self._found(turn, reuse)
-        turn.demand = self._demand(turn, found)
-        if turn.alone:
-            turn.outcome.cold(found.miss)
-            turn.plan = self._planner.alone(turn.demand)
-            return
-        planning = self._planner.plan(turn.demand)
-        plan, miss = planning.chosen, found.miss
+        """Sets the turn's demand, its plan, and what it may read; without a plan there is no way at all."""
+        found = await self.found(turn, reuse=reuse)
+        turn.demand = self.demand(turn, found)
+        planning = self.planning(turn)
+        plan = planning.chosen
         if plan is not None and plan.route is Route.APPEND:
-            turn.take(plan)
-            turn.outcome.append()
-            return
-        if plan is not None and plan.route is Route.WARM and plan.prefill is not None:
-            grant = await self._lookups.claim(found, plan.prefill, scope=turn.scope, trace=turn.trace)
-            if not isinstance(grant, str):
-                turn.take(plan, Warm(grant, plan.prefill, plan.decode))
-                return
-            miss, plan = grant, None
-        elif found.pointer is not None:
-            miss = planning.reason(Route.WARM)
-        turn.outcome.cold(miss)
-        if miss not in misses.SECOND_CHANCE or not await self._second_chance(turn, found):
-            turn.take(plan or self._planner.cold(replace(turn.demand, held=None)).chosen)
+            turn.append(plan)
+        elif plan is not None and plan.route is Route.WARM:
+            await self._claim(turn, found, plan)
+        else:
+            miss = planning.reason(Route.WARM) if found.pointer else found.miss
+            await self._do_without(turn, found, miss, plan)
 
-    async def _found(self, turn: Turn, reuse: bool) -> Found:
+    async def found(self, turn: Turn, *, reuse: bool) -> Found:
+        """Returns what a turn can reuse."""
         miss = _no_lookup(turn, reuse)
         if miss:
             return Found(miss)
@@ -63,20 +50,53 @@ class Chooser:
             turn.body, scope=turn.scope, keys=turn.keys, headers=turn.engine_headers, trace=turn.trace
         )
 
-    async def _second_chance(self, turn: Turn, found: Found) -> bool:
-        """Asks for what is merely cached; tells whether the turn is warm by it."""
-        if not found.cached:
-            return False
-        chance = await self._second_chances.harvest_for(
-            turn.body,
-            found.cached,
-            demand=turn.demand,
-            scope=turn.scope,
-            cache_salt=turn.cache_salt,
-            headers=turn.engine_headers,
-            trace=turn.trace,
+    def demand(self, turn: Turn, found: Found) -> Demand:
+        """Returns what a turn asks for."""
+        keys, model = turn.keys, turn.body.model
+        token_count = turn.given_tokens or self._rates.estimate(model, turn.byte_count)
+        held = None
+        if found.pointer is not None and found.holder is not None:
+            held = Held(found.holder, found.pointer.token_count, found.proved)
+            token_count = held.token_count + self._rates.estimate(model, keys.new_byte_count(found.pointer.key))
+        per_byte = token_count / max(1, turn.byte_count)
+        prefixes = tuple(
+            Prefix(f"{turn.scope}:{beginning.digest}", round(beginning.byte_count * per_byte))
+            for beginning in keys.beginnings
         )
-        ...
+        return Demand(model, token_count, prefixes, held)
+
+    def planning(self, turn: Turn) -> Planning:
+        """Returns the ways of a turn."""
+        if turn.alone:
+            alone = self._planner.alone(turn.demand)
+            return Planning(alone, (alone,) if alone else ())
+        return self._planner.plan(turn.demand)
+
+    async def _claim(self, turn: Turn, found: Found, plan: Plan) -> None:
+        grant = await self._lookups.claim(found, plan.reader, scope=turn.scope, trace=turn.trace)
+        if isinstance(grant, str):
+            await self._do_without(turn, found, grant, None)
+        else:
+            turn.read(plan, Warm(grant, plan.reader, plan.decode))
+
+    async def _do_without(self, turn: Turn, found: Found, miss: str, plan: Plan | None) -> None:
+        """Nothing is claimed: what is merely cached may do, or the turn is cold."""
+        turn.outcome.cold(miss)
+        if found.cached and miss in misses.SECOND_CHANCE:
+            chance = await self._second_chances.harvest_for(
+                turn.body,
+                found.cached,
+                demand=turn.demand,
+                scope=turn.scope,
+                cache_salt=turn.cache_salt,
+                headers=turn.engine_headers,
+                trace=turn.trace,
+            )
+            if not isinstance(chance, str):
+                turn.read(chance.plan, chance.warm)
+                return
+            turn.outcome.cold(chance or miss)
+        turn.plan = plan or self._planner.cold(turn.demand).chosen
 
 
 def _no_lookup(turn: Turn, reuse: bool) -> str:

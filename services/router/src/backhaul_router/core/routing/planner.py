@@ -20,6 +20,9 @@ from backhaul_router.core.turn import Route
 TIE = 0.02
 """Part of an estimate by which another one must be less to be better."""
 
+FRESH_HANDLE_S = 0.03
+"""What a decode engine takes to make a handle for what it caches, seconds: it finds the blocks and computes one token."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -30,6 +33,14 @@ class Plan:
     """None: the decode engine computes what it does not have."""
     decode: Target
     estimate: Estimate
+    fallback: bool = False
+    """Whether there is no prefill engine for it."""
+
+    @property
+    def reader(self) -> Target:
+        """The prefill engine of a warm way."""
+        assert self.prefill is not None
+        return self.prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +127,21 @@ class Planner:
         found = self._profiles[Leg.READ].run(demand, Leg.READ, readers, explanation)
         return found or self._unread(demand, readers)
 
+    def reading(self, demand: Demand, *, tokens_certain: bool) -> Plan | None:
+        """Returns the way by a fresh handle for what is held, None where there is none or it does not pay.
+
+        With ``tokens_certain`` a prefill engine without the connector will do: it is given the prompt as tokens.
+        """
+        found = self.reader(demand)
+        if found == misses.NO_CONNECTOR and tokens_certain:
+            found = self._token_reader(demand) or found
+        if isinstance(found, str) or demand.held is None:
+            return None
+        way = Plan(Route.WARM, found, demand.held.holder, self._estimator.warm(demand, found))
+        cold = self.cold(replace(demand, held=None)).chosen
+        pays = cold is None or way.estimate.total_s + FRESH_HANDLE_S < cold.estimate.total_s
+        return way if pays or self._policy.prefer is Route.WARM else None
+
     def _decided(self, *ways: Plan | NoWay) -> Planning:
         plans = [way for way in ways if isinstance(way, Plan)]
         preferred = [plan for plan in plans if plan.route is self._policy.prefer]
@@ -153,7 +179,9 @@ class Planner:
         if not self._policy.decode_computes or not (short or over_two is None):
             return [over_two or NoWay(Route.COLD, misses.NO_PREFILL)]
         alone = self._decode_only(demand, explanation)
-        return [way for way in (over_two, alone) if way] or [NoWay(Route.COLD, misses.NO_DECODE)]
+        if alone is None:
+            return [over_two or NoWay(Route.COLD, misses.NO_DECODE)]
+        return [over_two, alone] if over_two else [replace(alone, fallback=True)]
 
     def _over_two(self, demand: Demand, explanation: Explanation | None) -> Plan | None:
         decodes = self._targets(Role.DECODE, demand.model)
@@ -179,6 +207,10 @@ class Planner:
         self, leg: Leg, demand: Demand, targets: Sequence[Target], explanation: Explanation | None
     ) -> Target | None:
         return self._profiles[leg].run(demand, leg, targets, explanation)
+
+    def _token_reader(self, demand: Demand) -> Target | None:
+        """Nobody verifies there: the weights must be known to be the same."""
+        ...
 
     def _reachable(self, holder: Target, demand: Demand) -> bool:
         """Tells whether a holder should be used: it is well, or no other decode node is."""
