@@ -1,6 +1,7 @@
 """The link keeps a session with the agent through all that can happen to either, on a real socket."""
 
 import itertools
+import logging
 import re
 import socket
 import threading
@@ -284,10 +285,27 @@ def test_an_agent_that_reads_too_slowly_gets_a_new_replay_and_the_engine_never_w
 
 def test_a_silent_agent_is_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "_SILENCE_S", 0.05)
+    monkeypatch.setattr(link_module, "_LOOK_S", 0.05)
     with FakeAgent(path) as agent, linked(path):
         connection, _, _ = agent.welcome()
         connection.read_to_end()
         assert agent.welcome()[1] == hello("session")
+
+
+def test_an_agent_that_hangs_is_said_to_once_and_again_when_it_answers(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(link_module, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(link_module, "_LOOK_S", 0.05)
+    caplog.set_level(logging.INFO, "vllm.backhaul.link")
+    with FakeAgent(path) as agent, linked(path):
+        for _ in range(2):
+            agent.accept().read_to_end()
+            agent.accept().read_to_end()
+            agent.welcome()
+
+    said = [record.getMessage().split(" at ")[0] for record in caplog.records]
+    assert said[:4] == ["Backhaul: no node agent answers", "Backhaul: connected to the node agent"] * 2
 
 
 async def test_an_agent_that_comes_later_is_found(path: Path, caplog: pytest.LogCaptureFixture) -> None:

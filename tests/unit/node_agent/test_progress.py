@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from backhaul_node_agent.core.progress import Figures, Progress, read_figures
+from backhaul_node_agent.core.bounds import MAX_COUNT
+from backhaul_node_agent.core.progress import Figures, Progress, read_figures, request_count
 
 BUSY = Figures(waiting=3, running=1, used=0.5, token_count=100)
 
@@ -95,3 +96,14 @@ def test_figures_that_no_engine_shows_are_passed_over_in_good_time(exposition: s
 def test_figures_that_know_no_bounds_are_figures() -> None:
     shown = read_figures('vllm:num_requests_running{engine="0"} 1e9999')
     assert Progress(10).problem(shown, 0.0) == Progress(10).problem(shown, 20.0) == ""
+
+
+def test_requests_that_nobody_could_count_are_as_many_as_can_be_said() -> None:
+    endless = read_figures(
+        'vllm:num_requests_running{engine="0"} 1e9999\n'
+        'vllm:num_requests_waiting{engine="0"} 1e300\n'
+        'vllm:kv_cache_usage_perc{engine="0"} 1e9999\n'
+    )
+    assert endless == {0: Figures(running=MAX_COUNT, waiting=MAX_COUNT, used=1.0)}
+    assert request_count(endless) == MAX_COUNT
+    assert request_count({}) is None

@@ -21,6 +21,8 @@ from backhaul_node_agent.config import Config
 from backhaul_node_agent.connector_server import ConnectorServer
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.block_set import EngineFacts
+from backhaul_node_agent.core.draining import Load
+from backhaul_node_agent.core.engine_loads import EngineLoads
 from backhaul_node_agent.core.life import Limits
 from backhaul_node_agent.core.node import (
     Readiness,
@@ -40,6 +42,9 @@ from backhaul_node_agent.engine_requests import EngineRequests
 from backhaul_node_agent.harvest import Harvest
 from backhaul_node_agent.index import Index
 from backhaul_node_agent.kv_events import KvEvents
+from backhaul_node_agent.load_service import SERVICE_NAME as LOAD_SERVICE_NAME
+from backhaul_node_agent.load_service import LoadServicer
+from backhaul_node_agent.load_watch import LoadWatch
 from backhaul_node_agent.nixl_notifier import EngineAddress, NixlNotifier, open_nixl
 from backhaul_node_agent.node_session import NodeSession
 from backhaul_node_agent.publishers import Publishers
@@ -74,6 +79,7 @@ class App:
             max_retention_s=config.max_retention_s,
         )
         self._owner = Owner(session=self._session, limits=self._limits, policy=_POLICIES[config.retention_policy])
+        self._engine_loads = EngineLoads(self._owner.free_block_count)
         self._warned: set[str] = set()
         self._left_out_count = 0
         self._ready: Readiness | None = None
@@ -146,11 +152,13 @@ class App:
                 ranks=lambda: [facts.rank for facts in self._owner.engines()],
                 stall_s=config.stall_s,
             )
-            grpc_server = GrpcServer(address=config.listen, service_names=[SERVICE_NAME])
+            self._load_watch = LoadWatch(self._engine_loads.loads, self._clock)
+            grpc_server = GrpcServer(address=config.listen, service_names=[SERVICE_NAME, LOAD_SERVICE_NAME])
             agent_pb2_grpc.add_BlockSetServiceServicer_to_server(
                 BlockSetServicer(self._agent, self._harvest, self._drain, drain_timeout_s=config.drain_timeout_s),
                 grpc_server.server,
             )
+            agent_pb2_grpc.add_LoadServiceServicer_to_server(LoadServicer(self._load_watch), grpc_server.server)
             await stack.enter_async_context(grpc_server)
             self.port = grpc_server.port
             self._connectors.open()
@@ -181,9 +189,7 @@ class App:
                 group.create_task(self._publishers.run(hear)),
                 group.create_task(self._notifier.run()),
                 group.create_task(self._node_session.run(hear)),
-                group.create_task(
-                    probe.run(self._on_server, self._on_engine, self._harvest.on_engine, self._drain.on_load)
-                ),
+                group.create_task(probe.run(self._on_server, self._on_engine, self._harvest.on_engine, self._on_load)),
                 group.create_task(self._drain.run()),
                 group.create_task(self._tick()),
             ]
@@ -197,6 +203,7 @@ class App:
 
     async def _wind_down(self, grpc_server: GrpcServer) -> None:
         """Drains the node, whose engine goes on. Every step has its limit."""
+        self._load_watch.end()
         self._drain.ask(self._config.drain_s, retiring=False)
         await grpc_server.set_serving(False)
         await self._drain.over.wait()
@@ -209,11 +216,16 @@ class App:
                 self._agent.hear(ev.RetentionDue())
             self._harvest.tick()
             self._refresh()
+            self._load_watch.tick()
             await self._clock.sleep(_TICK_S)
 
     def _on_server(self, facts: ServerFacts) -> None:
         self._server_facts = facts
         self._refresh()
+
+    def _on_load(self, load: Load) -> None:
+        self._engine_loads.see(load.figures, load.asked_at)
+        self._drain.on_load(load)
 
     def _on_engine(self, rank: int, facts: SideChannelFacts) -> None:
         self._side_channels[rank] = facts
@@ -248,6 +260,8 @@ class App:
             weights_digest=self._config.weights_digest,
             second_chances=self._harvest.offered_engines(),
         )
+        engine_ids = {engine.rank: engine.engine_id for engine in record.engines}
+        self._engine_loads.name(engine_ids, self._clock.monotonic())
         if record.readiness is not self._ready:
             _log.info("node readiness changed", readiness=record.readiness.name, reason=record.reason)
             self._ready = record.readiness

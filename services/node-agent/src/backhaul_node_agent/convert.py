@@ -2,6 +2,7 @@
 
 import re
 from array import array
+from collections.abc import Iterable
 
 import msgspec
 
@@ -14,6 +15,7 @@ from backhaul_connector.anchors import Anchors
 from backhaul_node_agent.core import bounds
 from backhaul_node_agent.core.block_set import BlockSet, EngineFacts
 from backhaul_node_agent.core.draining import DrainStatus, Phase
+from backhaul_node_agent.core.engine_loads import EngineLoad
 from backhaul_node_agent.core.granting import ClaimRequest, Grant
 from backhaul_node_agent.core.life import State
 from backhaul_node_agent.core.node import EngineRecord, NodeRecord, Readiness
@@ -224,6 +226,21 @@ def listed(held: HeldSet) -> agent_pb2.BlockSet:
         remaining_ttl=duration(held.remaining_s),
         scope=held.block_set.scope,
         keys=held.block_set.keys,
+    )
+
+
+def load_response(loads: Iterable[EngineLoad]) -> agent_pb2.WatchLoadResponse:
+    """Returns the message to a watcher."""
+    return agent_pb2.WatchLoadResponse(engines=map(_engine_load, loads))
+
+
+def _engine_load(load: EngineLoad) -> agent_pb2.EngineLoad:
+    return agent_pb2.EngineLoad(
+        engine_id=load.engine_id,
+        running_count=load.running_count,
+        waiting_count=load.waiting_count,
+        kv_usage=load.kv_usage,
+        free_block_count=load.free_block_count,
     )
 
 

@@ -163,9 +163,8 @@ class EngineProbe:
     ) -> None:
         facts, details_due = ServerFacts(), 0.0
         while True:
-            asked_at = self._clock.monotonic()
-            problem, request_count = await self._look(http)
-            on_load(Load(request_count, asked_at))
+            problem, load = await self._look(http)
+            on_load(load)
             recovered = not problem and not facts.healthy
             if not problem and (recovered or not facts.models or self._clock.monotonic() >= details_due):
                 facts = await self._details(http, facts)
@@ -176,23 +175,26 @@ class EngineProbe:
             on_server(facts)
             await self._clock.sleep(_HEALTH_EVERY_S)
 
-    async def _look(self, http: aiohttp.ClientSession) -> tuple[str, int | None]:
-        """Returns why the server is not healthy, empty when it is, and how many requests it has, None when unknown.
+    async def _look(self, http: aiohttp.ClientSession) -> tuple[str, Load]:
+        """Returns why the server is not healthy, empty when it is, and what its engines have to do.
 
         Only time-outs are tried again.
         """
+        asked_at = self._clock.monotonic()
         for _ in range(_HEALTH_ATTEMPTS):
             try:
                 async with http.get(f"{self._url}/health") as response:
                     if response.status != 200:
-                        return f"the server's health check answers {response.status}", None
+                        return f"the server's health check answers {response.status}", Load(None, asked_at)
             except TimeoutError:
                 continue
             except aiohttp.ClientError as error:
-                return f"the server does not answer: {type(error).__name__}", 0 if _refused(error) else None
+                count = 0 if _refused(error) else None
+                return f"the server does not answer: {type(error).__name__}", Load(count, asked_at)
             figures = await self._figures(http)
-            return self._progress.problem(figures, self._clock.monotonic()), request_count(figures)
-        return f"the server does not answer: {_HEALTH_ATTEMPTS} time-outs in a row", None
+            problem = self._progress.problem(figures, self._clock.monotonic())
+            return problem, Load(request_count(figures), asked_at, figures)
+        return f"the server does not answer: {_HEALTH_ATTEMPTS} time-outs in a row", Load(None, asked_at)
 
     async def _figures(self, http: aiohttp.ClientSession) -> dict[int, Figures]:
         """Returns the figures of each engine; none when the server does not show them."""

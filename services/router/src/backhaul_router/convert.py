@@ -1,8 +1,10 @@
-"""Registry messages as domain values."""
+"""Messages of registries and agents as domain values."""
 
+from backhaul.agent.v1 import agent_pb2
 from backhaul.registry.v1 import registry_pb2
 from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.nodes import Engine, Node, NodeState, Role
+from backhaul_router.core.routing.reports import EngineReport
 
 _ROLES = {registry_pb2.ROLE_PREFILL: Role.PREFILL, registry_pb2.ROLE_DECODE: Role.DECODE}
 _STATES = {
@@ -20,7 +22,17 @@ def node_from(message: registry_pb2.Node) -> Node | None:
     engines = tuple(map(_engine_from, message.engines))
     url = message.engine_url.rstrip("/")
     models = frozenset(message.models)
-    return Node(message.node_id, role, message.agent_address, url, models, engines, state, message.retiring)
+    return Node(
+        message.node_id,
+        role,
+        message.agent_address,
+        url,
+        models,
+        engines,
+        state,
+        message.retiring,
+        session=message.session,
+    )
 
 
 def _engine_from(message: registry_pb2.Engine) -> Engine:
@@ -49,4 +61,18 @@ def pointer_from(message: registry_pb2.BlockSetPointer) -> Pointer:
         stride=message.stride,
         identity=message.identity,
         cached=message.cached,
+    )
+
+
+def load_reports_from(message: agent_pb2.WatchLoadResponse) -> dict[str, EngineReport]:
+    """Returns what an agent tells, by engine id."""
+    return {engine.engine_id: _report_from(engine) for engine in message.engines}
+
+
+def _report_from(message: agent_pb2.EngineLoad) -> EngineReport:
+    return EngineReport(
+        running=message.running_count,
+        waiting=message.waiting_count,
+        kv_usage=message.kv_usage,
+        free_blocks=message.free_block_count if message.HasField("free_block_count") else None,
     )

@@ -601,3 +601,86 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class EngineLoad(_message.Message):
+    """What one engine has to do, for whomever."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    RUNNING_COUNT_FIELD_NUMBER: _builtins.int
+    WAITING_COUNT_FIELD_NUMBER: _builtins.int
+    KV_USAGE_FIELD_NUMBER: _builtins.int
+    FREE_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """Engine incarnation."""
+    running_count: _builtins.int
+    """Requests in the engine's batches."""
+    waiting_count: _builtins.int
+    """Requests that wait for a place there, those whose blocks are still being read from elsewhere among them."""
+    kv_usage: _builtins.float
+    """Part of the KV cache in use, 0 to 1. What is retained counts, what is merely cached does not."""
+    free_block_count: _builtins.int
+    """Blocks that a request could have at once, those that are merely cached among them. Unset when unknown: only an engine
+    with the connector tells.
+    """
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+        running_count: _builtins.int = ...,
+        waiting_count: _builtins.int = ...,
+        kv_usage: _builtins.float = ...,
+        free_block_count: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_free_block_count", b"_free_block_count", "free_block_count", b"free_block_count"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_block_count", b"_free_block_count", "engine_id", b"engine_id", "free_block_count", b"free_block_count", "kv_usage", b"kv_usage", "running_count", b"running_count", "waiting_count", b"waiting_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__free_block_count: _TypeAlias = _typing.Literal["free_block_count"]  # noqa: Y015
+    _WhichOneofArgType__free_block_count: _TypeAlias = _typing.Literal["_free_block_count", b"_free_block_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__free_block_count) -> _WhichOneofReturnType__free_block_count | None: ...
+
+Global___EngineLoad: _TypeAlias = EngineLoad  # noqa: Y015
+
+@_typing.final
+class WatchLoadRequest(_message.Message):
+    """Request of WatchLoad."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchLoadRequest: _TypeAlias = WatchLoadRequest  # noqa: Y015
+
+@_typing.final
+class WatchLoadResponse(_message.Message):
+    """Response of WatchLoad."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineLoad]:
+        """All engines whose figures are known, by data-parallel rank."""
+
+    def __init__(
+        self,
+        *,
+        engines: _abc.Iterable[Global___EngineLoad] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015

@@ -470,3 +470,90 @@ class BlockSetService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class LoadServiceStub:
+    """Load of one node's engines.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.WatchLoad = channel.unary_stream(
+                '/backhaul.agent.v1.LoadService/WatchLoad',
+                request_serializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.WatchLoadRequest.SerializeToString,
+                response_deserializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.WatchLoadResponse.FromString,
+                _registered_method=True)
+
+
+class LoadServiceServicer:
+    """Load of one node's engines.
+    """
+
+    def WatchLoad(self, request, context):
+        """Watches what the engines have to do. Called by routers, one stream per agent, and by tools.
+
+        The first message comes at once; later ones when something has changed, and without changes at least every second: a
+        client that hears nothing for several seconds reconnects. A stream gets at most one message per 100 ms. Every message
+        is complete and replaces the one before; a client that reads slowly gets the latest and misses those between.
+
+        Engines are named as in the node's record at that moment. A figure that was measured before an engine had that name
+        is never shown under it: after a restart an engine is missing until its own figures are known. So is one whose server
+        has shown none for three seconds. While no figures are known there are messages without engines.
+
+        UNAVAILABLE (SHUTTING_DOWN) once the agent has been asked to end; the drain of its node does not wait for watches.
+        An agent that is too old for this answers UNIMPLEMENTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_LoadServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'WatchLoad': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchLoad,
+                    request_deserializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.WatchLoadRequest.FromString,
+                    response_serializer=backhaul_dot_agent_dot_v1_dot_agent__pb2.WatchLoadResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'backhaul.agent.v1.LoadService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('backhaul.agent.v1.LoadService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class LoadService:
+    """Load of one node's engines.
+    """
+
+    @staticmethod
+    def WatchLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/backhaul.agent.v1.LoadService/WatchLoad',
+            backhaul_dot_agent_dot_v1_dot_agent__pb2.WatchLoadRequest.SerializeToString,
+            backhaul_dot_agent_dot_v1_dot_agent__pb2.WatchLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

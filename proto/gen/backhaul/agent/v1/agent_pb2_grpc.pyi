@@ -317,3 +317,70 @@ class BlockSetServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
 def add_BlockSetServiceServicer_to_server(servicer: BlockSetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class LoadServiceStub:
+    """Load of one node's engines."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> LoadServiceAsyncStub: ...
+    WatchLoad: _grpc.UnaryStreamMultiCallable[_agent_pb2.WatchLoadRequest, _agent_pb2.WatchLoadResponse]
+    """Watches what the engines have to do. Called by routers, one stream per agent, and by tools.
+
+    The first message comes at once; later ones when something has changed, and without changes at least every second: a
+    client that hears nothing for several seconds reconnects. A stream gets at most one message per 100 ms. Every message
+    is complete and replaces the one before; a client that reads slowly gets the latest and misses those between.
+
+    Engines are named as in the node's record at that moment. A figure that was measured before an engine had that name
+    is never shown under it: after a restart an engine is missing until its own figures are known. So is one whose server
+    has shown none for three seconds. While no figures are known there are messages without engines.
+
+    UNAVAILABLE (SHUTTING_DOWN) once the agent has been asked to end; the drain of its node does not wait for watches.
+    An agent that is too old for this answers UNIMPLEMENTED.
+    """
+
+@_typing.type_check_only
+class LoadServiceAsyncStub(LoadServiceStub):
+    """Load of one node's engines."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    WatchLoad: _aio.UnaryStreamMultiCallable[_agent_pb2.WatchLoadRequest, _agent_pb2.WatchLoadResponse]  # type: ignore[assignment]
+    """Watches what the engines have to do. Called by routers, one stream per agent, and by tools.
+
+    The first message comes at once; later ones when something has changed, and without changes at least every second: a
+    client that hears nothing for several seconds reconnects. A stream gets at most one message per 100 ms. Every message
+    is complete and replaces the one before; a client that reads slowly gets the latest and misses those between.
+
+    Engines are named as in the node's record at that moment. A figure that was measured before an engine had that name
+    is never shown under it: after a restart an engine is missing until its own figures are known. So is one whose server
+    has shown none for three seconds. While no figures are known there are messages without engines.
+
+    UNAVAILABLE (SHUTTING_DOWN) once the agent has been asked to end; the drain of its node does not wait for watches.
+    An agent that is too old for this answers UNIMPLEMENTED.
+    """
+
+class LoadServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Load of one node's engines."""
+
+    @_abc_1.abstractmethod
+    def WatchLoad(
+        self,
+        request: _agent_pb2.WatchLoadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_agent_pb2.WatchLoadResponse], _abc.AsyncIterator[_agent_pb2.WatchLoadResponse]]:
+        """Watches what the engines have to do. Called by routers, one stream per agent, and by tools.
+
+        The first message comes at once; later ones when something has changed, and without changes at least every second: a
+        client that hears nothing for several seconds reconnects. A stream gets at most one message per 100 ms. Every message
+        is complete and replaces the one before; a client that reads slowly gets the latest and misses those between.
+
+        Engines are named as in the node's record at that moment. A figure that was measured before an engine had that name
+        is never shown under it: after a restart an engine is missing until its own figures are known. So is one whose server
+        has shown none for three seconds. While no figures are known there are messages without engines.
+
+        UNAVAILABLE (SHUTTING_DOWN) once the agent has been asked to end; the drain of its node does not wait for watches.
+        An agent that is too old for this answers UNIMPLEMENTED.
+        """
+
+def add_LoadServiceServicer_to_server(servicer: LoadServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

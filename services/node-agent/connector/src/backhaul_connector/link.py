@@ -18,6 +18,8 @@ _log = logging.getLogger("vllm.backhaul.link")
 
 _SILENCE_S = 10.0
 """An agent that says nothing for this long is dead: it pings about every second."""
+_LOOK_S = 1.0
+"""How often its silence is looked at."""
 _BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _RECV_BYTES = 64 * 1024
 _UNSENT_BYTES = 256 * 1024
@@ -35,6 +37,8 @@ class AgentLink:
         self._ledger = ledger
         self._hello = hello
         self._session = ""
+        self._answered = False
+        """Whether an agent answered in the current attempt."""
         self._stopping = threading.Event()
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
@@ -61,10 +65,16 @@ class AgentLink:
         attempt = 0
         while not self._stopping.is_set():
             started = time.monotonic()
+            answered_before, self._answered = self._answered, False
             problem = self._attempt()
-            attempt = 0 if time.monotonic() - started > _SILENCE_S else attempt + 1
-            if attempt == 1 and not self._stopping.is_set():
-                _log.warning("Backhaul: no node agent at %s (%s); reuse is off until it is back", self._path, problem)
+            # An agent that hangs takes a connection, and its time, like one that is well.
+            well = self._answered and time.monotonic() - started > _SILENCE_S
+            attempt = 0 if well else attempt + 1
+            lost = answered_before and not self._answered
+            if (attempt == 1 or lost) and not self._stopping.is_set():
+                _log.warning(
+                    "Backhaul: no node agent answers at %s (%s); reuse is off until it does", self._path, problem
+                )
             self._stopping.wait(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
         self._woken.close()
         self._waker.close()
@@ -92,7 +102,7 @@ class AgentLink:
                 )
 
     def _welcomed(self, session: str) -> None:
-        self._session = session
+        self._session, self._answered = session, True
         _log.info("Backhaul: connected to the node agent at %s", self._path)
 
 
@@ -129,7 +139,7 @@ class _Session:
             while not stopping.is_set():
                 interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
                 selector.modify(self._sock, interest)
-                for key, events in selector.select(timeout=1.0):
+                for key, events in selector.select(timeout=_LOOK_S):
                     if key.fileobj is self._woken:
                         self._drain_wakes()
                     elif events & selectors.EVENT_READ:

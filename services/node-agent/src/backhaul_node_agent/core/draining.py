@@ -6,8 +6,11 @@ deadline whatever is. Whoever asks again may bring the deadline forward; nobody 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
+
+from backhaul_node_agent.core.progress import Figures
 
 SETTLE_S = 2.0
 """How long after an operator asked the engines must be seen idle: routers chose the node for turns until they heard."""
@@ -29,6 +32,8 @@ class Load:
     """Requests that run or wait; None when the engines do not say."""
     asked_at: float = -math.inf
     """Agent's clock: when they were asked."""
+    figures: Mapping[int, Figures] = field(default_factory=dict)
+    """What each of them shows, by data-parallel rank."""
 
 
 @dataclass(frozen=True, slots=True)

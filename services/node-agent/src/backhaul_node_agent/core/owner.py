@@ -83,6 +83,11 @@ class Owner:
         engine = self._held.engines.get(engine_id)
         return engine is not None and engine.connection is not None
 
+    def free_block_count(self, engine_id: str) -> int | None:
+        """Returns how many blocks a request could have at once; None when the engine's connector does not say."""
+        engine = self._held.engines.get(engine_id)
+        return engine.budget.free_count if engine is not None and engine.connected else None
+
     def lease_valid(self, now: float) -> bool:
         """Tells whether the node's lease is certainly valid."""
         return now < self._held.valid_until

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from backhaul_node_agent.core.bounds import MAX_COUNT
+
 # vLLM, v1/metrics/loggers.py: each has the labels model_name and engine, the data-parallel rank. Labels are short, of
 # one line: the time that reading takes must grow with the length alone, whatever a server shows.
 _SAMPLE = re.compile(
@@ -36,7 +38,10 @@ class Figures:
 
 
 def read_figures(exposition: str) -> dict[int, Figures]:
-    """Returns the figures of each rank from what a server's /metrics says; what it lacks counts as 0."""
+    """Returns the figures of each rank from what a server's /metrics says; what it lacks counts as 0.
+
+    Whatever a server shows, requests fit into what the protos count in, and a part is no more than all.
+    """
     found: dict[int, dict[str, float]] = {}
     for name, rank, value in _SAMPLE.findall(exposition):
         figures = found.setdefault(int(rank), {})
@@ -46,14 +51,16 @@ def read_figures(exposition: str) -> dict[int, Figures]:
 
 def request_count(figures: Mapping[int, Figures]) -> int | None:
     """Returns how many requests run or wait on all engines together; None when no figures are shown."""
-    return round(sum(shown.running + shown.waiting for shown in figures.values())) if figures else None
+    if not figures:
+        return None
+    return min(MAX_COUNT, round(sum(shown.running + shown.waiting for shown in figures.values())))
 
 
 def _figures(values: Mapping[str, float]) -> Figures:
     return Figures(
-        waiting=values.get("num_requests_waiting", 0.0),
-        running=values.get("num_requests_running", 0.0),
-        used=values.get("kv_cache_usage_perc", 0.0),
+        waiting=min(MAX_COUNT, values.get("num_requests_waiting", 0.0)),
+        running=min(MAX_COUNT, values.get("num_requests_running", 0.0)),
+        used=min(1.0, values.get("kv_cache_usage_perc", 0.0)),
         token_count=values.get("prompt_tokens_total", 0.0) + values.get("generation_tokens_total", 0.0),
     )
 

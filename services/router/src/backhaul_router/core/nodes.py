@@ -1,7 +1,7 @@
 """The nodes as the registry last told, and which of them can work together."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 
@@ -58,6 +58,8 @@ class Node:
     """Whether its engine is not to be used any more once the node has left."""
     orphaned: bool = False
     """Whether it is listed no longer, as its agent is gone or ends, and its engine goes on."""
+    session: str = field(default="", compare=False)
+    """The agent's process, new at every start: the same node all the same."""
 
     def engine(self, engine_id: str) -> Engine | None:
         """Returns the engine with this id; None when that incarnation is gone."""

@@ -74,6 +74,11 @@ class EngineBudget:
         self._memory = Memory(self._block_count, free_count, waiting_count)
 
     @property
+    def free_count(self) -> int | None:
+        """Blocks that a request can have at once; None before there are figures."""
+        return self._memory.free_count if self._memory is not None else None
+
+    @property
     def surplus(self) -> int:
         """Blocks that sets hold beyond the limit. Before there are figures, nothing counts as running."""
         memory = self._memory or Memory(self._block_count, self._block_count - self._pinned.block_count, 0)

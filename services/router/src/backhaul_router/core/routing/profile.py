@@ -1,0 +1,96 @@
+"""How the engine for a leg is chosen: filters, then scorers, then a picker.
+
+A profile remembers nothing: running it twice asks twice. What was picked counts only once a leg is sent there
+(`Live.picked`), so a route that is merely weighed costs nobody a turn.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from backhaul_router.core.routing.demand import Demand, Leg
+from backhaul_router.core.routing.explanation import ProfileExplanation, Rating
+from backhaul_router.core.routing.plugin import Filter, Picker, Scored, Scorer
+from backhaul_router.core.routing.target import Target
+
+
+class Profile:
+    """Filters, weighed scorers and a picker, for one leg."""
+
+    def __init__(
+        self,
+        filters: Sequence[Filter],
+        scorers: Sequence[tuple[Scorer, float]],
+        picker: Picker,
+        *,
+        required: Sequence[Filter] = (),
+    ) -> None:
+        """Scorers come with their weights, which are positive. ``required`` filters run first."""
+        self._required = tuple(required)
+        self._filters = (*required, *filters)
+        self._scorers = tuple(scorers)
+        self._picker = picker
+        self._total_weight = sum(weight for _, weight in scorers)
+
+    def able(self, demand: Demand, leg: Leg, targets: Sequence[Target]) -> Sequence[Target]:
+        """Returns the engines that can serve a leg, whether or not they should."""
+        return _filtered(self._required, demand, leg, targets, None)
+
+    def run(
+        self, demand: Demand, leg: Leg, targets: Sequence[Target], explanation: ProfileExplanation | None = None
+    ) -> Target | None:
+        """Returns the engine for a leg, None when none is left; the explanation then says who took the last."""
+        if explanation is not None:
+            explanation.considered = tuple(targets)
+        left = _filtered(self._filters, demand, leg, targets, explanation)
+        if not left:
+            return None
+        picked = self._picker.pick(demand, leg, self._rated(demand, leg, left, explanation))
+        if explanation is not None:
+            explanation.picked = picked
+        return picked
+
+    def _rated(
+        self, demand: Demand, leg: Leg, targets: Sequence[Target], explanation: ProfileExplanation | None
+    ) -> list[Scored]:
+        scores = [[_bounded(score) for score in scorer.score(demand, leg, targets)] for scorer, _ in self._scorers]
+        totals = self._totals(scores, len(targets))
+        if explanation is not None:
+            names = [scorer.name for scorer, _ in self._scorers]
+            explanation.ratings = tuple(
+                Rating(target, tuple((name, column[i]) for name, column in zip(names, scores, strict=True)), totals[i])
+                for i, target in enumerate(targets)
+            )
+        return [Scored(target, total) for target, total in zip(targets, totals, strict=True)]
+
+    def _totals(self, scores: Sequence[Sequence[float]], count: int) -> list[float]:
+        """Weighs the scorers' columns. Without a scorer all targets are equal."""
+        if not scores:
+            return [1.0] * count
+        shares = [weight / self._total_weight for _, weight in self._scorers]
+        return [
+            sum(share * score for share, score in zip(shares, row, strict=True)) for row in zip(*scores, strict=True)
+        ]
+
+
+def _filtered(
+    filters: Iterable[Filter],
+    demand: Demand,
+    leg: Leg,
+    targets: Sequence[Target],
+    explanation: ProfileExplanation | None,
+) -> Sequence[Target]:
+    left = targets
+    for each in filters:
+        kept = each.keep(demand, leg, left)
+        if explanation is not None:
+            explanation.removed(each.name, left, kept)
+        left = kept
+        if not left:
+            break
+    return left
+
+
+def _bounded(score: float) -> float:
+    # What is no number is worth nothing.
+    if 0.0 <= score <= 1.0:
+        return float(score)
+    return 1.0 if score > 1.0 else 0.0

@@ -1,0 +1,1 @@
+"""What engines are worth for a leg: one module for each scorer."""
