@@ -45,6 +45,7 @@ class Attempts:
 
         The decode leg lasts until ``stack`` is left. Raises ApiError.
         """
+        self._retries.began()
         for last in (False, True):
             handed = await self._hand_over(turn)
             async with AsyncExitStack() as attempt:
@@ -177,7 +178,7 @@ class Attempts:
         turn.plan = plan
         turn.outcome.estimate_s = plan.estimate.total_s
         for target in filter(None, (plan.prefill, plan.decode)):
-            self._live.breakers.picked(target.node)
+            self._live.picked(target)
 
     def _nobody(self, turn: Turn) -> ApiError:
         role = "prefill" if self._table.ready(Role.DECODE, turn.body.model) and not turn.alone else "decode"

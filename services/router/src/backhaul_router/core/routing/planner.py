@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backhaul_router.core import misses
-from backhaul_router.core.nodes import Node, NodeTable, Role
+from backhaul_router.core.nodes import Node, NodeTable, Role, same_weights
+from backhaul_router.core.routing.compatibility import keep_compatible, reuses
 from backhaul_router.core.routing.demand import Demand, Leg
 from backhaul_router.core.routing.estimates import Estimate, Estimator
-from backhaul_router.core.routing.explanation import Explanation
+from backhaul_router.core.routing.explanation import ProfileExplanation
 from backhaul_router.core.routing.profile import Profile
-from backhaul_router.core.routing.settings import Limits
+from backhaul_router.core.routing.settings import LimitSettings
 from backhaul_router.core.routing.target import Target, targets_of
 from backhaul_router.core.turn import Route
 
@@ -22,6 +23,10 @@ TIE = 0.02
 
 FRESH_HANDLE_S = 0.03
 """What a decode engine takes to make a handle for what it caches, seconds: it finds the blocks and computes one token."""
+
+
+Explanations = dict[Leg, ProfileExplanation]
+"""How the engine of each leg was chosen; filled in for who asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ class Planner:
         profiles: Mapping[Leg, Profile],
         estimator: Estimator,
         well: Callable[[Node], bool],
-        limits: Limits,
+        limits: LimitSettings,
         policy: RoutePolicy,
     ) -> None:
         """``well`` tells whether a node has not failed of late."""
@@ -99,10 +104,10 @@ class Planner:
         self._limits = limits
         self._policy = policy
 
-    def plan(self, demand: Demand, explanation: Explanation | None = None) -> Planning:
+    def plan(self, demand: Demand, explanations: Explanations | None = None) -> Planning:
         """Returns the ways of a turn, that over the holder alone first."""
         return self._decided(
-            self._append(demand), self._warm(demand, explanation), *self._cold(demand, explanation)
+            self._append(demand), self._warm(demand, explanations), *self._cold(demand, explanations)
         )
 
     def cold(self, demand: Demand) -> Planning:
@@ -113,7 +118,7 @@ class Planner:
         """Returns a decode engine for a turn that needs one engine alone; None when there is none."""
         return self._decode_only(demand, None)
 
-    def reader(self, demand: Demand, explanation: Explanation | None = None) -> Target | str:
+    def reader(self, demand: Demand, explanations: Explanations | None = None) -> Target | str:
         """Returns the prefill engine that should read what is held, or why there is none."""
         held = demand.held
         if held is None:
@@ -124,8 +129,7 @@ class Planner:
             return misses.HOLDER_AVOIDED
         readers = self._targets(Role.PREFILL, demand.model)
         demand = replace(demand, partners=(held.holder,))
-        found = self._profiles[Leg.READ].run(demand, Leg.READ, readers, explanation)
-        return found or self._unread(demand, readers)
+        return self._run(Leg.READ, demand, readers, explanations) or self._unread(held.holder, readers)
 
     def reading(self, demand: Demand, *, tokens_certain: bool) -> Plan | None:
         """Returns the way by a fresh handle for what is held, None where there is none or it does not pay.
@@ -167,35 +171,34 @@ class Planner:
             return misses.TOO_LONG
         return "" if self._reachable(held.holder, demand) else misses.HOLDER_AVOIDED
 
-    def _warm(self, demand: Demand, explanation: Explanation | None) -> Plan | NoWay:
-        found = self.reader(demand, explanation)
+    def _warm(self, demand: Demand, explanations: Explanations | None) -> Plan | NoWay:
+        found = self.reader(demand, explanations)
         if isinstance(found, str) or demand.held is None:
             return NoWay(Route.WARM, str(found))
         return Plan(Route.WARM, found, demand.held.holder, self._estimator.warm(demand, found))
 
-    def _cold(self, demand: Demand, explanation: Explanation | None) -> list[Plan | NoWay]:
-        over_two = self._over_two(demand, explanation)
+    def _cold(self, demand: Demand, explanations: Explanations | None) -> list[Plan | NoWay]:
+        over_two = self._over_two(demand, explanations)
         short = demand.token_count <= self._limits.alone_tokens and self._policy.prefer is None
         if not self._policy.decode_computes or not (short or over_two is None):
             return [over_two or NoWay(Route.COLD, misses.NO_PREFILL)]
-        alone = self._decode_only(demand, explanation)
+        alone = self._decode_only(demand, explanations)
         if alone is None:
             return [over_two or NoWay(Route.COLD, misses.NO_DECODE)]
         return [over_two, alone] if over_two else [replace(alone, fallback=True)]
 
-    def _over_two(self, demand: Demand, explanation: Explanation | None) -> Plan | None:
-        decodes = self._targets(Role.DECODE, demand.model)
-        prefills = self._targets(Role.PREFILL, demand.model)
-        prefill = self._run(Leg.PREFILL, replace(demand, partners=tuple(decodes)), prefills, explanation)
+    def _over_two(self, demand: Demand, explanations: Explanations | None) -> Plan | None:
+        prefills, decodes = self._targets(Role.PREFILL, demand.model), self._targets(Role.DECODE, demand.model)
+        prefill = self._run(Leg.PREFILL, replace(demand, partners=tuple(decodes)), prefills, explanations)
         if prefill is None:
             return None
-        decode = self._run(Leg.DECODE, replace(demand, partners=(prefill,)), decodes, explanation)
+        decode = self._run(Leg.DECODE, replace(demand, partners=(prefill,)), decodes, explanations)
         if decode is None:
             return None
         return Plan(Route.COLD, prefill, decode, self._estimator.cold(demand, prefill, decode))
 
-    def _decode_only(self, demand: Demand, explanation: Explanation | None) -> Plan | None:
-        decode = self._run(Leg.ALONE, demand, self._targets(Role.DECODE, demand.model), explanation)
+    def _decode_only(self, demand: Demand, explanations: Explanations | None) -> Plan | None:
+        decode = self._run(Leg.ALONE, demand, self._targets(Role.DECODE, demand.model), explanations)
         return decode and Plan(Route.COLD, None, decode, self._estimator.alone(demand, decode))
 
     # What ways are made of
@@ -204,13 +207,32 @@ class Planner:
         return list(targets_of(self._table.ready(role, model)))
 
     def _run(
-        self, leg: Leg, demand: Demand, targets: Sequence[Target], explanation: Explanation | None
+        self, leg: Leg, demand: Demand, targets: Sequence[Target], explanations: Explanations | None
     ) -> Target | None:
+        explanation = None if explanations is None else explanations.setdefault(leg, ProfileExplanation())
         return self._profiles[leg].run(demand, leg, targets, explanation)
 
+    def _unread(self, holder: Target, readers: Sequence[Target]) -> str:
+        """Returns why nobody reads: nobody can, nobody verifies, or who would failed to a moment ago."""
+        fitting = keep_compatible(readers, [holder], read=False)
+        if not fitting:
+            return misses.INCOMPATIBLE
+        verifying = keep_compatible(filter(reuses, fitting), [holder], read=True)
+        return misses.PAIR_APART if verifying else misses.NO_CONNECTOR
+
     def _token_reader(self, demand: Demand) -> Target | None:
-        """Nobody verifies there: the weights must be known to be the same."""
-        ...
+        """Returns a prefill engine that takes what it is told for the prompt's. Nobody verifies there.
+
+        So its weights must be known to be the holder's.
+        """
+        assert demand.held is not None
+        holder = demand.held.holder
+        stock = [
+            target
+            for target in self._targets(Role.PREFILL, demand.model)
+            if target.node.stock and same_weights(target.node, holder.node)
+        ]
+        return self._run(Leg.PREFILL, replace(demand, partners=(holder,)), stock, None)
 
     def _reachable(self, holder: Target, demand: Demand) -> bool:
         """Tells whether a holder should be used: it is well, or no other decode node is."""
