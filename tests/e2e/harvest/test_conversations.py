@@ -10,6 +10,7 @@ import grpc
 import httpx2
 import pytest
 
+from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
 from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
 from backhaul_local.engines import EngineOptions
 from backhaul_local.options import StackOptions
@@ -49,10 +50,11 @@ def real(state: Path, connector: bool, python: Path, model: Path) -> StackOption
 class Scene:
     """A stack, a client of its router, and a look into the index."""
 
-    def __init__(self, stack: Stack, chat: Chat, index: registry_pb2_grpc.IndexServiceStub) -> None:
+    def __init__(self, stack: Stack, chat: Chat, index: registry_pb2_grpc.IndexServiceStub, engine_id: str) -> None:
         self.stack = stack
         self.chat = chat
         self._index = index
+        self._engine_id = engine_id
 
     def cached(self) -> set[tuple[str, str]]:
         """Returns set and key of what is said to be merely cached."""
@@ -63,6 +65,25 @@ class Scene:
         """Empties an engine's prefix cache."""
         url = self.stack.node(name).url
         eventually(lambda: httpx2.post(f"{url}/reset_prefix_cache", trust_env=False).json().get("success", True))
+
+    def known(self, messages: Messages) -> str:
+        """Returns the owner's words for how much of the first 250 tokens of a prompt its engine caches."""
+        decode = self.stack.node("decode-1")
+        asked = httpx2.post(f"{decode.url}/tokenize", json={"messages": messages}, trust_env=False)
+        with grpc.insecure_channel(decode.agent_address) as channel, pytest.raises(grpc.RpcError) as refused:
+            # Too few for a handle: the engine is not asked.
+            agent_pb2_grpc.BlockSetServiceStub(channel).HarvestBlockSet(
+                agent_pb2.HarvestBlockSetRequest(
+                    set_id="none",
+                    engine_id=self._engine_id,
+                    scope="scope",
+                    weights_digest=DIGEST,
+                    model=self.stack.model_name,
+                    token_ids=asked.json()["tokens"][:250],
+                ),
+                timeout=10,
+            )
+        return str(refused.value.details())
 
     def turn(self, messages: Messages) -> tuple[Reply, Messages]:
         """Runs a turn, its prefill engine's cache being empty; waits until it is cached and no more than that."""
@@ -101,14 +122,16 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         chat = Chat(stack.routers[0])
         with closing(chat.http):
             nodes = registry_pb2_grpc.NodeServiceStub(channel)
-            eventually(lambda: _offered(nodes), 60)
-            yield Scene(stack, chat, registry_pb2_grpc.IndexServiceStub(channel))
+            engine_id = eventually(lambda: _offered(nodes), 60)
+            yield Scene(stack, chat, registry_pb2_grpc.IndexServiceStub(channel), engine_id)
 
 
-def _offered(nodes: registry_pb2_grpc.NodeServiceStub) -> bool:
+def _offered(nodes: registry_pb2_grpc.NodeServiceStub) -> str:
+    """Returns the engine with which second chances can be had, once all is there that they need."""
     listed = nodes.ListNodes(registry_pb2.ListNodesRequest(), timeout=10).nodes
-    digests = {engine.weights_digest for node in listed for engine in node.engines}
-    return digests == {DIGEST} and any(engine.second_chance for node in listed for engine in node.engines)
+    engines = [engine for node in listed for engine in node.engines]
+    offered = next((engine.engine_id for engine in engines if engine.second_chance), "")
+    return offered if {engine.weights_digest for engine in engines} == {DIGEST} else ""
 
 
 def test_a_conversation_of_which_nothing_is_retained_is_warm_and_its_text_is_right(scene: Scene) -> None:
@@ -129,9 +152,10 @@ def test_a_conversation_of_which_nothing_is_retained_is_warm_and_its_text_is_rig
 def test_a_prefix_that_is_evicted_costs_a_cold_turn(scene: Scene) -> None:
     _, messages = scene.turn(opening())
     scene.forget("decode-1")
+    assert "caches 224 tokens" in scene.known(messages)
     # The engine says so with its next step.
-    scene.chat.send(opening(15), reuse=False, tokens=1)
-    time.sleep(3)
+    scene.chat.cold(opening(15), tokens=1)
+    eventually(lambda: "caches 0 tokens" in scene.known(messages))
     reply = scene.chat.send(messages)
     assert (reply.route, reply.miss) == ("cold", "harvest:not_cached")
     assert reply.text == scene.chat.cold(messages)

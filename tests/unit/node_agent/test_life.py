@@ -105,6 +105,14 @@ def _claimed(life: Life, at: Instant = NOW) -> Claim:
     return outcome.life.claim
 
 
+def test_a_grant_that_a_replay_names_behind_the_fence_is_never_given_again() -> None:
+    seen = lf.step(FENCED, lf.Seen(True, 1500.0), NOW, LIMITS).life
+    assert seen is not None
+    lifted = lf.step(seen, lf.FenceLifted(), NOW, LIMITS)
+    assert lifted.life is not None
+    assert lifted.life.state is State.RELEASING
+
+
 def test_a_claims_deadline_counts_from_the_earliest_that_the_engines_clock_can_show() -> None:
     assert _claimed(HELD).deadline == 1130.0
 

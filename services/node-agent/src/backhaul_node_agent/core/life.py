@@ -281,7 +281,8 @@ def _confirm(life: Life, event: Event, _at: Instant, _limits: Limits) -> Step:
 def _see(life: Life, event: Event, _at: Instant, _limits: Limits) -> Step:
     # The engine's note of the grant is what a successor of this agent goes by: mend it where a cut connection lost it.
     assert isinstance(event, Seen)
-    seen = replace(life, deadline=event.deadline)
+    granted_before = life.granted_before or (life.state is State.FENCED and event.granted)
+    seen = replace(life, deadline=event.deadline, granted_before=granted_before)
     if life.state is State.CLAIMED and not event.granted:
         return Step(seen, (Action.TELL_CLAIMED,))
     if life.state is State.HELD and event.granted:
