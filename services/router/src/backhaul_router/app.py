@@ -295,6 +295,7 @@ def _policy(config: Config) -> Policy:
         prefill_fallback=config.prefill_fallback,
         keep_constraints=tuple(part.lower() for part in config.keep_constraints),
         engine_key=engine_key,
+        explain=config.explain,
     )
 
 

@@ -10,6 +10,7 @@ from backhaul_router.core.routing.demand import Demand, Held, Prefix
 from backhaul_router.core.routing.planner import Plan, Planner, Planning
 from backhaul_router.core.routing.tokens import TokenRates
 from backhaul_router.core.turn import Route
+from backhaul_router.explaining import TurnExplanation
 from backhaul_router.lookups import Found, Lookups
 from backhaul_router.running_turn import Turn
 from backhaul_router.second_chances import SecondChances
@@ -29,9 +30,9 @@ class Chooser:
 
     async def choose(self, turn: Turn, *, reuse: bool) -> None:
         """Sets the turn's demand, its plan, and what it may read; without a plan there is no way at all."""
-        found = await self.found(turn, reuse=reuse)
-        turn.demand = self.demand(turn, found)
-        planning = self.planning(turn)
+        found = await self._found(turn, reuse=reuse)
+        turn.demand = self._demand(turn, found)
+        planning = self._planning(turn)
         plan = planning.chosen
         if plan is not None and plan.route is Route.APPEND:
             turn.append(plan)
@@ -41,7 +42,16 @@ class Chooser:
             miss = planning.reason(Route.WARM) if found.pointer else found.miss
             await self._do_without(turn, found, miss, plan)
 
-    async def found(self, turn: Turn, *, reuse: bool) -> Found:
+    async def explain(self, turn: Turn, *, reuse: bool) -> TurnExplanation:
+        """Returns what would be chosen for a turn, and claims nothing."""
+        turn.explanation = TurnExplanation()
+        found = await self._found(turn, reuse=reuse)
+        turn.demand = self._demand(turn, found)
+        self._planning(turn)
+        turn.explanation.miss = found.miss
+        return turn.explanation
+
+    async def _found(self, turn: Turn, *, reuse: bool) -> Found:
         """Returns what a turn can reuse."""
         miss = _no_lookup(turn, reuse)
         if miss:
@@ -50,7 +60,7 @@ class Chooser:
             turn.body, scope=turn.scope, keys=turn.keys, headers=turn.engine_headers, trace=turn.trace
         )
 
-    def demand(self, turn: Turn, found: Found) -> Demand:
+    def _demand(self, turn: Turn, found: Found) -> Demand:
         """Returns what a turn asks for."""
         keys, model = turn.keys, turn.body.model
         token_count = turn.given_tokens or self._rates.estimate(model, turn.byte_count)
@@ -62,15 +72,22 @@ class Chooser:
         prefixes = tuple(
             Prefix(f"{turn.scope}:{beginning.digest}", round(beginning.byte_count * per_byte))
             for beginning in keys.beginnings
+            if beginning.digest
         )
         return Demand(model, token_count, prefixes, held)
 
-    def planning(self, turn: Turn) -> Planning:
+    def _planning(self, turn: Turn) -> Planning:
         """Returns the ways of a turn."""
+        explanation = turn.explanation
+        legs = None if explanation is None else explanation.legs
         if turn.alone:
-            alone = self._planner.alone(turn.demand)
-            return Planning(alone, (alone,) if alone else ())
-        return self._planner.plan(turn.demand)
+            alone = self._planner.alone(turn.demand, legs)
+            planning = Planning(alone, (alone,) if alone else ())
+        else:
+            planning = self._planner.plan(turn.demand, legs)
+        if explanation is not None:
+            explanation.demand, explanation.planning = turn.demand, planning
+        return planning
 
     async def _claim(self, turn: Turn, found: Found, plan: Plan) -> None:
         grant = await self._lookups.claim(found, plan.reader, scope=turn.scope, trace=turn.trace)

@@ -37,6 +37,8 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     """auto: the route that promises the first token soonest; else that one wherever it can be taken"""
     routing_file: str = ""
     """TOML file with limits, plugins and their weights: see docs/routing.md"""
+    explain: bool = False
+    """tell callers who ask how a turn is routed (Explain, x-backhaul-explain: on); the answers name nodes"""
     tenants_file: str = ""
     """TOML file with [tenants.NAME] key_sha256 = ["<hex>"]; without it there is no authentication"""
     cluster_key_file: str = ""

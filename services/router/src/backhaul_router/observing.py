@@ -137,6 +137,13 @@ class TurnObserver:
             with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
                 _log_turn(operation, outcome, result)
 
+    @contextmanager
+    def question(self, parent: Context | None) -> Iterator[TurnTrace]:
+        """Spans what is asked about a turn that is not run."""
+        span = self._tracer.start_span("explain", parent or Context(), SpanKind.SERVER)
+        with _ended(span):
+            yield TurnTrace(self._tracer, span, self._clock)
+
     def handed_off(self, seconds: float) -> None:
         """A hand-off reached its decode engine this long after the prefill engine had answered.
 

@@ -12,6 +12,7 @@ from backhaul_router.core.routing.planner import Plan
 from backhaul_router.core.routing.target import Target
 from backhaul_router.core.turn import Outcome
 from backhaul_router.core.usage import PromptUsage
+from backhaul_router.explaining import TurnExplanation
 from backhaul_router.observing import TurnTrace
 from backhaul_router.ports import Stream
 from backhaul_router.warm import Warm
@@ -34,6 +35,8 @@ class Turn:
     """What it asks of engines, as it is estimated."""
     plan: Plan | None = None
     """The way that it takes next; None: none was chosen, or the one that was has failed."""
+    explanation: TurnExplanation | None = None
+    """Why it goes that way, for who asks."""
     warm: Warm | None = None
     unused: Grant | None = None
     """A grant whose handle no engine has been sent yet."""

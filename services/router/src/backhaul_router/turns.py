@@ -18,6 +18,7 @@ from backhaul_router.core.routing.live import Live
 from backhaul_router.core.scopes import Scopes
 from backhaul_router.core.tenants import Tenants
 from backhaul_router.core.turn import Outcome
+from backhaul_router.explaining import HEADER, TurnExplanation, explanation_in_header
 from backhaul_router.legs import Legs
 from backhaul_router.observing import TurnObserver, TurnTrace
 from backhaul_router.ports import Answer, Policy, TurnRequest
@@ -86,6 +87,8 @@ class Turns:
                     delivery = await self._attempts.deliver(turn, stack)
                     outcome.ttft_s = trace.elapsed_s
                     answer = answer_to(turn.body, outcome, delivery.stream, delivery.body, delivery.usage)
+                    if turn.explanation is not None:
+                        answer.headers[HEADER] = explanation_in_header(turn.explanation)
                     retained = turn.labelled and answer.status == 200
                     stream, own = answer.stream or delivery.stream, turn.keys.own if retained else ""
                     with Labelled(self._fresh, turn.scope, own, outcome, stream):
@@ -98,6 +101,17 @@ class Turns:
                         self._live.breakers.failed(delivery.target.node, Failure.DISCONNECTED)
             finally:
                 self._legs.clean_up(turn)
+
+    async def explain(self, request: TurnRequest) -> TurnExplanation:
+        """Returns how a turn would be served now. Raises ApiError."""
+        tenant = self.authenticate(request.authorization)
+        if not self._policy.explain:
+            raise ApiError(412, "this router does not explain: it runs without --explain", code="explain_off")
+        body = parse_body(request.endpoint, request.body)
+        self._check_model(body.model)
+        with self._observer.question(request.parent) as trace:
+            turn = self._begin(request, body, tenant, Outcome(), trace)
+            return await self._chooser.explain(turn, reuse=request.reuse)
 
     def _check_model(self, model: str) -> None:
         if len(self._table) and not self._table.serves(model):
@@ -117,4 +131,5 @@ class Turns:
             outcome=outcome,
             trace=trace,
             demand=Demand(body.model, 0),
+            explanation=TurnExplanation() if request.explain and self._policy.explain else None,
         )

@@ -114,9 +114,9 @@ class Planner:
         """Returns the ways of a turn that reuses nothing that is held."""
         return self._decided(*self._cold(demand, None))
 
-    def alone(self, demand: Demand) -> Plan | None:
+    def alone(self, demand: Demand, explanations: Explanations | None = None) -> Plan | None:
         """Returns a decode engine for a turn that needs one engine alone; None when there is none."""
-        return self._decode_only(demand, None)
+        return self._decode_only(demand, explanations)
 
     def reader(self, demand: Demand, explanations: Explanations | None = None) -> Target | str:
         """Returns the prefill engine that should read what is held, or why there is none."""
