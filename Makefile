@@ -24,7 +24,7 @@ PRIVATE := /(home|root|Users)/[a-z]|(py)pi[.]org|(python)hosted[.]org|(py)torch[
 
 .PHONY: help
 help: ## Prints this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: run
 run: $(ENVIRONMENTS) ## Installs what is needed, then plays a conversation with and without reuse (SIM=1: simulated engines; ARGS=--help for options)
@@ -55,6 +55,10 @@ soak: $(if $(ENVIRONMENTS),install-services) ## Plays 200,000 random turns on si
 .PHONY: replay
 replay: $(if $(ENVIRONMENTS),install-services) ## What each retention policy would save on a trace of turns, in virtual time (ARGS=--help for options)
 	@$(BIN)/python -m backhaul_replay $(ARGS)
+
+.PHONY: bench-routing
+bench-routing: $(if $(ENVIRONMENTS),install-services) ## What choosing routes is worth, on loads against simulated engines (ARGS=--help for options)
+	@$(BIN)/python -m benchmarks.routing $(ARGS)
 
 .PHONY: check
 check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code up to date, nothing private in any file

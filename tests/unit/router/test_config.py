@@ -17,6 +17,8 @@ from backhaul_router.config import Config
         ("--registry", "a:1", "--body-limit", "2GiB"),
         ("--registry", "a:1", "--lookup-budget-s", "nan"),
         ("--registry", "a:1", "--max-turns", "0"),
+        ("--registry", "a:1", "--max-queued", "-1"),
+        ("--registry", "a:1", "--queue-timeout-s", "0"),
         ("--registry", "a:1", "--max-held", "15MiB"),
         ("--registry", "a:1", "--body-limit", "512MiB"),
         ("--registry", "a:1", "--receive-timeout-s", "0"),

@@ -7,9 +7,16 @@ from tests.unit.router.test_picking import Now
 def test_a_fresh_key_that_is_not_found_is_missing() -> None:
     fresh = FreshKeys(Now())
     fresh.note("s", "b")
-    assert fresh.missing("s", ["a", "b"], {"a"}) == "b"
+    assert fresh.missing("s", ["a", "b"], set()) == "b"
+    assert fresh.missing("s", ["b", "a"], {"a"}) == "b"
     assert fresh.missing("s", ["a", "b"], {"b"}) == ""
     assert fresh.missing("other", ["a", "b"], set()) == ""
+
+
+def test_a_key_is_not_missing_where_a_better_one_is_found() -> None:
+    fresh = FreshKeys(Now())
+    fresh.note("s", "b")
+    assert fresh.missing("s", ["a", "b"], {"a"}) == ""
 
 
 def test_a_key_is_fresh_for_a_moment_only() -> None:

@@ -39,6 +39,14 @@ def test_a_completion_has_keys_only_with_a_session() -> None:
     assert keys.find == keys.label == keys_of(chat(), b"s1").find
 
 
+def test_all_keys_are_single_turns_but_a_chat_s_session() -> None:
+    keys = keys_of(chat("a", "b", "c", "d", "e"), b"s1")
+    assert keys.turns == keys.find[1:] == keys_of(chat("a", "b", "c", "d", "e"), None).turns
+    assert keys_of(chat("a"), b"s1").turns == ()
+    assert keys_of(completion(), b"s1").turns == keys_of(completion(), b"s1").find
+    assert keys_of(completion(), None).turns == ()
+
+
 def test_the_body_can_carry_the_session() -> None:
     assert keys_of(completion(conversation_id="s1"), None) == keys_of(completion(), b"s1")
     assert keys_of(completion(conversation_id="s1"), b"s2") == keys_of(completion(), b"s2")

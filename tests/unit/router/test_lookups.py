@@ -225,6 +225,19 @@ async def test_an_older_set_is_not_taken_while_the_newer_one_is_on_its_way() -> 
     assert [claim.set_id for claim in bench.owner.claims] == ["old", "new"]
 
 
+@pytest.mark.parametrize("session_id", [None, "s1"], ids=["", "with a session"])
+async def test_a_set_that_the_newer_one_superseded_is_not_waited_for(session_id: str | None) -> None:
+    bench = Bench()
+    await bench.chat("a", session_id=session_id)
+    bench.publish("a", set_id="old")
+    await bench.chat("a", "b", "c", session_id=session_id)
+    bench.registry.pointers.clear()
+    bench.publish("a", "b", "c", set_id="new")
+    before = bench.clock.now
+    assert (await bench.chat("a", "b", "c", "d", "e", session_id=session_id)).served == ("warm", "")
+    assert bench.clock.now == before
+
+
 async def test_nothing_is_expected_of_a_turn_that_broke() -> None:
     bench = Bench()
     with pytest.raises(ConnectionResetError):

@@ -8,10 +8,12 @@ from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from backhaul_router.admission import Admission
 from backhaul_router.core.engines import Failure
 from backhaul_router.core.errors import ApiError
-from tests.unit.router.ports import Bench, FakeClock
+from backhaul_router.core.queueing import TenantLimits
+from tests.fakes.clock import FakeClock
+from tests.unit.router.ports import Bench
+from tests.unit.router.test_admission import admission, refusal, running
 
 
 @pytest.fixture
@@ -66,13 +68,12 @@ async def test_pairs_that_are_set_apart(reader: InMemoryMetricReader) -> None:
     assert counted(reader)["pairs_apart"] == {(): 1}
 
 
-def test_what_runs_is_held_and_is_refused(reader: InMemoryMetricReader) -> None:
-    limits = Admission(max_turns=1, max_held_bytes=10, clock=FakeClock())
-    with limits.turn() as held:
+async def test_what_runs_is_held_and_is_refused(reader: InMemoryMetricReader) -> None:
+    limits = admission(max_turns=1, max_held_bytes=10)
+    async with limits.turn() as held:
         held.grow(7)
         for _ in range(2):
-            with pytest.raises(ApiError), limits.turn():
-                pass
+            await refusal(limits)
         with pytest.raises(ApiError):
             held.grow(4)
         running = counted(reader)
@@ -80,3 +81,17 @@ def test_what_runs_is_held_and_is_refused(reader: InMemoryMetricReader) -> None:
     got = counted(reader)
     assert (got["running_turns"], got["held_bodies"]) == ({(): 0}, {(): 0})
     assert got["refusals"] == {(("reason", "too_many_turns"),): 2, (("reason", "too_many_bytes"),): 1}
+
+
+async def test_what_waits_and_what_came_of_it(reader: InMemoryMetricReader) -> None:
+    clock = FakeClock()
+    limits = admission(max_turns=1, max_queued=3, queue_timeout_s=5, clock=clock, high=TenantLimits(priority=1))
+    async with running(limits, "a", "a", "a", "a", "high") as (first, _, gone, _, _):
+        assert counted(reader)["queued_turns"] == {(): 3}
+        await gone.leave()
+        await first.end()
+        await clock.advance(6)
+        got = counted(reader)
+    assert got["queued_turns"] == {(): 0}
+    assert got["queue_wait"] == {(("result", result),): 1 for result in ("refused", "left", "running", "late")}
+    assert got["refusals"] == {(("reason", "displaced"),): 1, (("reason", "queue_timeout"),): 1}

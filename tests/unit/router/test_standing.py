@@ -72,6 +72,11 @@ def test_each_further_failure_doubles_the_time_up_to_a_limit() -> None:
     assert standing.read_failed(P, D) == APART_S
 
 
+def test_a_pair_may_fail_without_end() -> None:
+    standing = Standing(Now())
+    assert {standing.read_failed(P, D) for _ in range(2_000)} == {5.0, 10.0, 20.0, 40.0, MAX_APART_S}
+
+
 def test_a_read_the_other_way_proves_nothing() -> None:
     standing = Standing(Now())
     standing.read_failed(P, D)

@@ -5,6 +5,7 @@ import hashlib
 import pytest
 
 from backhaul_router.core.errors import ApiError
+from backhaul_router.core.queueing import TenantLimits
 from backhaul_router.core.salt import salt_for
 from backhaul_router.core.tenants import Tenants, parse_tenants
 
@@ -36,6 +37,37 @@ def test_anything_else_is_401(authorization: str | None) -> None:
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
 
 
+def test_a_tenant_may_have_limits_and_has_none_by_default() -> None:
+    limited = f"""
+    [tenants.red]
+    key_sha256 = ["{digest("red-1")}"]
+    max_turns = 8
+    max_queued = 0
+    priority = -100
+    [tenants.blue]
+    key_sha256 = ["{digest("blue-1")}"]
+    """
+    limits = parse_tenants(limited).limits
+    assert limits == {"red": TenantLimits(max_turns=8, max_queued=0, priority=-100), "blue": TenantLimits()}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("max_turns = 0", "max_turns must be a whole number from 1"),
+        ("max_turns = true", "max_turns must be a whole number"),
+        ("max_turns = 1.0", "max_turns must be a whole number"),
+        ("max_turns = '8'", "max_turns must be a whole number"),
+        ("max_queued = -1", "max_queued must be a whole number from 0"),
+        ("priority = 101", "priority must be a whole number from -100 to 100"),
+        ("max_turn = 8", "'max_turn' is unknown; there are key_sha256, max_turns, max_queued, priority"),
+    ],
+)
+def test_a_wrong_limit_is_named(line: str, told: str) -> None:
+    with pytest.raises(ValueError, match=f"tenant 'a': {told}"):
+        parse_tenants(f"[tenants.a]\nkey_sha256 = ['{digest('k')}']\n{line}")
+
+
 def test_without_tenants_everybody_is_the_same_one() -> None:
     assert Tenants().authenticate(None) == Tenants().authenticate("Bearer x") == ""
 
@@ -46,6 +78,7 @@ def test_without_tenants_everybody_is_the_same_one() -> None:
         "",
         "tenants = 3",
         "[tenants]",
+        "[tenants]\na = 1",
         "[tenants.a]",
         "[tenants.a]\nkey_sha256 = []",
         "[tenants.a]\nkey_sha256 = ['xyz']",

@@ -1,14 +1,16 @@
-"""How much the router takes on at once. Whatever is beyond that is refused at once, with a reason."""
+"""How much the router takes on at once. What is beyond that waits if it may, or is refused at once, with a reason."""
 
+import asyncio
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 from opentelemetry import metrics
 
 from backhaul_common.clock import Clock
 from backhaul_router.core.errors import ApiError
+from backhaul_router.core.queueing import Refusal, State, Ticket, TurnQueue
 
 _log = structlog.get_logger(__name__)
 
@@ -19,22 +21,33 @@ MAX_ENDINGS = 256
 """Conversations that are being ended at once; each asks the registry several times."""
 
 _LOG_EVERY_S = 10.0
+_LONGEST_RETRY_S = 60
+"""OpenAI's clients take no notice of a longer `Retry-After`."""
+
+_STATUS = {Refusal.DEADLINE_UNREACHABLE: 503, Refusal.DEADLINE_PASSED: 504, Refusal.QUEUE_TIMEOUT: 503}
+"""Of all others 429."""
 
 
 class Admission:
     """Counts what runs and the bytes of the bodies it holds, over HTTP and gRPC together."""
 
-    def __init__(self, *, max_turns: int, max_held_bytes: int, clock: Clock) -> None:
-        self._max_turns = max_turns
+    def __init__(self, *, turns: TurnQueue, queue_timeout_s: float, max_held_bytes: int, clock: Clock) -> None:
+        self._turns = turns
+        self._queue_timeout_s = queue_timeout_s
         self._max_held_bytes = max_held_bytes
         self._clock = clock
-        self._turn_count = 0
+        self._woken: dict[Ticket, asyncio.Future[None]] = {}
+        """Of each turn that waits: done when it need not any more."""
         self._list_count = 0
         self._ending_count = 0
         self._held_bytes = 0
         self._logged_s = -math.inf
         meter = metrics.get_meter("backhaul_router")
         self._running = meter.create_up_down_counter("backhaul.router.running_turns", description="Turns that run")
+        self._queued = meter.create_up_down_counter("backhaul.router.queued_turns", description="Turns that wait")
+        self._waits = meter.create_histogram(
+            "backhaul.router.queue_wait", unit="s", description="Time that turns waited, by what came of it"
+        )
         self._held = meter.create_up_down_counter(
             "backhaul.router.held_bodies", unit="By", description="Request bodies held by turns"
         )
@@ -43,33 +56,44 @@ class Admission:
     @property
     def turn_count(self) -> int:
         """Turns that run."""
-        return self._turn_count
+        return self._turns.running_count
+
+    @property
+    def queued_count(self) -> int:
+        """Turns that wait."""
+        return self._turns.waiting_count
 
     @property
     def held_bytes(self) -> int:
         """Bytes of bodies that turns hold."""
         return self._held_bytes
 
-    @contextmanager
-    def turn(self) -> Iterator["Held"]:
-        """Counts one turn in, and out again on leaving, with all that it held. Raises ApiError (429)."""
-        if self._turn_count >= self._max_turns:
-            raise self._refusal("too_many_turns", f"{self._max_turns} turns run on this router", self._max_turns)
-        self._turn_count += 1
-        self._running.add(1)
+    @asynccontextmanager
+    async def turn(self, tenant: str = "", *, left_s: float = math.inf, byte_count: int = 0) -> AsyncIterator["Held"]:
+        """Counts one turn in, at once or after a wait, and out again on leaving, with all that it held.
+
+        ``left_s`` is how long its client goes on waiting, seconds; ``byte_count`` what it holds already, even while
+        it waits. Raises ApiError (429, 503, 504). Cancelling while it waits frees its place in the queue.
+        """
         held = Held(self)
         try:
-            yield held
+            held.grow(byte_count)
+            ticket = self._enter(tenant, left_s)
+            try:
+                if ticket.state is State.WAITING:
+                    await self._wait(ticket, left_s)
+                with _counted(self._running):
+                    yield held
+            finally:
+                self._wake(self._turns.leave(ticket, now=self._clock.monotonic()))
         finally:
-            self._turn_count -= 1
-            self._running.add(-1)
             self._let_go(held.byte_count)
 
     @contextmanager
     def listing(self) -> Iterator[None]:
         """Counts one model list. Raises ApiError (429)."""
         if self._list_count >= MAX_LISTS:
-            raise self._refusal("too_many_lists", f"{MAX_LISTS} model lists run on this router", MAX_LISTS)
+            raise self._too_much("too_many_lists", f"{MAX_LISTS} model lists run on this router", MAX_LISTS)
         self._list_count += 1
         try:
             yield
@@ -81,7 +105,7 @@ class Admission:
         """Counts one conversation that is being ended, and the bytes of its body. Raises ApiError (429)."""
         if self._ending_count >= MAX_ENDINGS:
             what = f"{MAX_ENDINGS} conversations are being ended by this router"
-            raise self._refusal("too_many_endings", what, MAX_ENDINGS)
+            raise self._too_much("too_many_endings", what, MAX_ENDINGS)
         self.hold(byte_count)
         self._ending_count += 1
         try:
@@ -94,7 +118,7 @@ class Admission:
         """Counts bytes in. Raises ApiError (429), and counts nothing, when that is too much."""
         limit = self._max_held_bytes
         if self._held_bytes + byte_count > limit:
-            raise self._refusal("too_many_bytes", f"request bodies of {limit} bytes are held by this router", limit)
+            raise self._too_much("too_many_bytes", f"request bodies of {limit} bytes are held by this router", limit)
         self._held_bytes += byte_count
         self._held.add(byte_count)
 
@@ -102,16 +126,76 @@ class Admission:
         self._held_bytes -= byte_count
         self._held.add(-byte_count)
 
-    def _refusal(self, code: str, what: str, limit: int) -> ApiError:
+    def _enter(self, tenant: str, left_s: float) -> Ticket:
+        now = self._clock.monotonic()
+        entry = self._turns.enter(tenant, now=now, deadline=now + left_s)
+        self._wake(entry.displaced)
+        if entry.ticket.refusal is not None:
+            raise self._refused(entry.ticket.refusal, tenant)
+        return entry.ticket
+
+    async def _wait(self, ticket: Ticket, left_s: float) -> None:
+        """Returns when the turn runs. Raises ApiError when it may not wait any longer."""
+        began, result = self._clock.monotonic(), "left"
+        self._woken[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            with _counted(self._queued):
+                await self._woken_within(self._woken[ticket], min(left_s, self._queue_timeout_s))
+            result = "late" if ticket.state is State.WAITING else ticket.state.value
+        finally:
+            del self._woken[ticket]
+            self._waits.record(self._clock.monotonic() - began, {"result": result})
+        if ticket.state is State.WAITING:
+            late = Refusal.DEADLINE_PASSED if left_s <= self._queue_timeout_s else Refusal.QUEUE_TIMEOUT
+            raise self._refused(late, ticket.tenant)
+        if ticket.refusal is not None:
+            raise self._refused(ticket.refusal, ticket.tenant)
+
+    async def _woken_within(self, woken: asyncio.Future[None], seconds: float) -> None:
+        late = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait((woken, late), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            late.cancel()
+
+    def _wake(self, ticket: Ticket | None) -> None:
+        if ticket is not None:
+            self._woken[ticket].set_result(None)
+
+    def _refused(self, refusal: Refusal, tenant: str) -> ApiError:
+        retry_s = self._turns.wait_s(tenant)
+        what = self._reason(refusal)
+        return self._refusal(_STATUS.get(refusal, 429), refusal.value, what, self._turns.max_turns, retry_s)
+
+    def _reason(self, refusal: Refusal) -> str:
+        full = f"{self._turns.max_turns} turns run on this router, which is its limit"
+        match refusal:
+            case Refusal.TENANT_LIMIT:
+                return "your tenant has as many turns on this router as it may have, which is its limit"
+            case Refusal.TOO_MANY_TURNS:
+                return full
+            case Refusal.DISPLACED:
+                return f"{full}, and another turn was let in before this one"
+            case Refusal.DEADLINE_UNREACHABLE:
+                return f"{full}, and this one would wait for longer than its deadline allows"
+            case Refusal.DEADLINE_PASSED:
+                return "the deadline passed before the turn began"
+            case Refusal.QUEUE_TIMEOUT:
+                return f"the turn waited for {self._queue_timeout_s:g} s, which is this router's limit"
+
+    def _too_much(self, code: str, what: str, limit: int) -> ApiError:
+        return self._refusal(429, code, f"{what}, which is its limit", limit)
+
+    def _refusal(self, status: int, code: str, what: str, limit: int, retry_s: float | None = None) -> ApiError:
         self._refusals.add(1, {"reason": code})
         now = self._clock.monotonic()
         if now - self._logged_s >= _LOG_EVERY_S:
             # Refusals come in thousands, and say all the same.
             self._logged_s = now
             _log.warning("refusing requests", reason=code, limit=limit)
-        return ApiError(
-            429, f"{what}, which is its limit; try again in a moment", code=code, headers={"retry-after": "1"}
-        )
+        seconds = max(1, min(_LONGEST_RETRY_S, math.ceil(retry_s or 0)))
+        message = f"{what}; try again in {'a moment' if seconds == 1 else f'{seconds} s'}"
+        return ApiError(status, message, code=code, headers={"retry-after": str(seconds)})
 
 
 class Held:
@@ -125,3 +209,12 @@ class Held:
         """Holds more bytes. Raises ApiError (429)."""
         self._admission.hold(byte_count)
         self.byte_count += byte_count
+
+
+@contextmanager
+def _counted(counter: metrics.UpDownCounter) -> Iterator[None]:
+    counter.add(1)
+    try:
+        yield
+    finally:
+        counter.add(-1)

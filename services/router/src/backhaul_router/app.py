@@ -20,6 +20,7 @@ from backhaul_router.config import Config
 from backhaul_router.conversations import Conversations
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.nodes import NodeTable
+from backhaul_router.core.queueing import TurnQueue
 from backhaul_router.core.routing.assembly import Routing, assemble
 from backhaul_router.core.routing.planner import RoutePolicy
 from backhaul_router.core.routing.settings import RoutingSettings, parse_routing
@@ -171,7 +172,12 @@ async def running(config: Config) -> AsyncIterator[Running]:
             registry=registry, owner=owner, table=table, tenants=tenants, scopes=scopes, clock=clock
         )
         models = Models(engines, table)
-        admission = Admission(max_turns=config.max_turns, max_held_bytes=int(config.max_held), clock=clock)
+        admission = Admission(
+            turns=TurnQueue(max_turns=config.max_turns, max_queued=config.max_queued, limits=tenants.limits),
+            queue_timeout_s=config.queue_timeout_s,
+            max_held_bytes=int(config.max_held),
+            clock=clock,
+        )
         http = HttpService(
             address=config.listen_http,
             turns=turns,
@@ -185,7 +191,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             address=config.listen_grpc,
             service_names=(SERVICE_NAME,),
             max_message_bytes=int(config.body_limit) + _FRAME_BYTES,
-            max_calls=2 * config.max_turns,
+            max_calls=2 * config.max_turns + config.max_queued,
         )
         inference = InferenceService(
             turns=turns,

@@ -40,7 +40,8 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     explain: bool = False
     """tell callers who ask how a turn is routed (Explain, x-backhaul-explain: on); the answers name nodes"""
     tenants_file: str = ""
-    """TOML file with [tenants.NAME] key_sha256 = ["<hex>"]; without it there is no authentication"""
+    """TOML file with [tenants.NAME] key_sha256 = ["<hex>"], and max_turns, max_queued, priority; without it there is no
+    authentication"""
     cluster_key_file: str = ""
     """file with the secret that separates tenants inside engines' caches; needed with tenants, equal on all routers"""
     engine_key_file: str = ""
@@ -48,7 +49,11 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     body_limit: ByteSize = Field(default=ByteSize(16 * 1024 * 1024), gt=0, le=1024**3)
     """largest request body, such as 16MiB"""
     max_turns: int = Field(default=1024, gt=0)
-    """turns at once; what comes on top is refused with 429"""
+    """turns at once; what comes on top waits if it may, or is refused with 429"""
+    max_queued: int = Field(default=0, ge=0)
+    """turns that wait until one ends; 0: none, all are refused at once"""
+    queue_timeout_s: float = Field(default=30.0, gt=0)
+    """how long a turn waits at most; then it is refused with 503"""
     max_held: ByteSize = Field(default=ByteSize(256 * 1024 * 1024), gt=0)
     """request bodies of all running turns together; what comes on top is refused with 429"""
     answer_limit: ByteSize = Field(default=ByteSize(64 * 1024 * 1024), gt=0)

@@ -1,5 +1,6 @@
 """The gRPC face: the same turns, the same bodies."""
 
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from backhaul_router.admission import Admission
 from backhaul_router.conversations import Conversations, Ending
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.engines import EngineError
-from backhaul_router.core.errors import ApiError, engine_answer
+from backhaul_router.core.errors import ApiError, bounded, engine_answer
 from backhaul_router.core.turn import Outcome
 from backhaul_router.explaining import explanation_to
 from backhaul_router.models import Models
@@ -38,6 +39,8 @@ _CHUNK_BYTES = 1024 * 1024
 
 _MESSAGE_BYTES = 1_500
 """Longest error message: a status carries it twice, escaped and packed, and 8 KiB of trailers always get through."""
+
+_LONGEST_NUMBER = 20
 
 Context = grpc.aio.ServicerContext[Any, Any]
 R = TypeVar("R")
@@ -165,17 +168,17 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
 
     async def _steps(self, turn: TurnRequest, context: Context, response: Callable[..., R]) -> AsyncGenerator[R]:
         try:
-            with self._admission.turn() as held:
-                held.grow(len(turn.body))
-                async with self._turns.run(turn) as answer:
-                    if answer.status >= 400:
-                        raise engine_answer(answer.status, answer.body or b"", answer.headers)
-                    with self._slow_readers.watched(context):
-                        yield response(started=_started(answer.outcome, answer.headers))
-                    async with aclosing(_chunks(answer)) as chunks:
-                        async for chunk in chunks:
-                            with self._slow_readers.watched(context):
-                                yield response(chunk=chunk)
+            tenant = self._turns.authenticate(turn.authorization)
+            admitted = self._admission.turn(tenant, left_s=_left_s(context), byte_count=len(turn.body))
+            async with admitted, self._turns.run(turn) as answer:
+                if answer.status >= 400:
+                    raise engine_answer(answer.status, answer.body or b"", answer.headers)
+                with self._slow_readers.watched(context):
+                    yield response(started=_started(answer.outcome, answer.headers))
+                async with aclosing(_chunks(answer)) as chunks:
+                    async for chunk in chunks:
+                        with self._slow_readers.watched(context):
+                            yield response(chunk=chunk)
         except ApiError as error:
             raise _as_backhaul(error) from error
         except EngineError as error:
@@ -211,9 +214,16 @@ def _started(outcome: Outcome, headers: dict[str, str]) -> router_pb2.Started:
 
 def _as_backhaul(error: ApiError) -> BackhaulError:
     fallback = InvalidArgumentError if error.status < 500 else InternalError
-    param = {"param": error.param} if error.param else {}
+    details = {"param": error.param} if error.param else {}
+    if "retry-after" in error.headers:
+        details["retry_after_s"] = bounded(error.headers["retry-after"], _LONGEST_NUMBER)
     message = error.message.encode()[:_MESSAGE_BYTES].decode(errors="ignore")
-    return _ERRORS.get(error.status, fallback)(str(error.code).upper(), message, **param)
+    return _ERRORS.get(error.status, fallback)(str(error.code).upper(), message, **details)
+
+
+def _left_s(context: Context) -> float:
+    left_s = context.time_remaining()
+    return math.inf if left_s is None else float(left_s)
 
 
 def _metadata(context: Context) -> dict[str, str]:

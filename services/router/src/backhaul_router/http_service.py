@@ -1,6 +1,7 @@
 """The OpenAI HTTP API."""
 
 import asyncio
+import math
 import os
 import re
 import socket
@@ -41,6 +42,9 @@ _END_S = 0.1
 
 _PIECE_BYTES = 64 * 1024
 _CONVERSATIONS = "/v1/conversations/"
+_TIMEOUT = "x-envoy-expected-rq-timeout-ms"
+"""Says how long the gateway waits for the answer. HTTP has no such header of its own, and Envoy sends this one."""
+_TIMEOUT_DIGITS = 15
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 _Handler = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
@@ -159,7 +163,8 @@ class HttpService:
         if (request.content_length or 0) > self._limits.body_bytes:
             raise self._too_large()
         headers = request.headers
-        with self._admission.turn() as held:
+        tenant = self._turns.authenticate(headers.get("authorization"))
+        async with self._admission.turn(tenant, left_s=_left_s(headers)) as held:
             turn = TurnRequest(
                 endpoint=Endpoint(request.path),
                 body=await self._body(request, held),
@@ -311,6 +316,14 @@ def _request_id(request: web.BaseRequest) -> str:
     """Returns the client's id when it is safe to repeat, else a new one."""
     given = request.headers.get("x-request-id", "")
     return given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _left_s(headers: Mapping[str, str]) -> float:
+    """Returns how long the answer is waited for, seconds; 0, or none given, is without limit. Raises ApiError (400)."""
+    text = headers.get(_TIMEOUT, "0")
+    if not (text.isascii() and text.isdecimal() and len(text) <= _TIMEOUT_DIGITS):
+        raise invalid(f"the header {_TIMEOUT} must be a whole number of milliseconds", param=_TIMEOUT)
+    return int(text) / 1000 or math.inf
 
 
 def _trace_headers(headers: Mapping[str, str]) -> dict[str, str]:

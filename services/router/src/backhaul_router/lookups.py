@@ -109,7 +109,7 @@ class Lookups:
         deadline = self._clock.monotonic() + self._budget_s
         try:
             with trace.step("lookup"):
-                pointers = await self._find(scope, keys.find, deadline)
+                pointers = await self._find(scope, keys, deadline)
         except DeadlineExceededError:
             return Found(misses.LOOKUP_TIMEOUT)
         except BackhaulError as error:
@@ -126,19 +126,19 @@ class Lookups:
         proved = any(_same_set(pointer, other) and keys.proves(other.key) for other in pointers)
         return Found("", pointer, holder, proved, cached, deadline)
 
-    async def _find(self, scope: str, keys: Sequence[str], deadline: float) -> list[Pointer]:
+    async def _find(self, scope: str, keys: TurnKeys, deadline: float) -> list[Pointer]:
         """Finds pointers; waits for those of a turn that has only just ended, as long as it may."""
         pause = _FIRST_PAUSE_S
         pointers: list[Pointer] | None = None
         while True:
             left = deadline - self._clock.monotonic() - (_CLAIM_RESERVE_S if pointers else 0.0)
             try:
-                pointers = await self._registry.find(scope, keys, timeout_s=max(left, 0.0))
+                pointers = await self._registry.find(scope, keys.find, timeout_s=max(left, 0.0))
             except BackhaulError:
                 if not pointers:
                     raise
                 return pointers
-            missing = self._fresh.missing(scope, keys, {pointer.key for pointer in pointers})
+            missing = self._fresh.missing(scope, keys.turns, {pointer.key for pointer in pointers})
             if not missing:
                 return pointers
             if deadline - self._clock.monotonic() < pause + _CLAIM_RESERVE_S:

@@ -30,7 +30,11 @@ class FreshKeys:
         self._until.pop((scope, key), None)
 
     def missing(self, scope: str, keys: Sequence[str], found: Collection[str]) -> str:
-        """Returns the first of ``keys`` that ought to be findable and is not among ``found``; empty when none is."""
+        """Returns the first of ``keys``, best first, that ought to be findable; empty when a better one is ``found``.
+
+        What comes after one that is found need not be there any more: the newer turn has superseded it.
+        """
         now = self._monotonic()
-        waited = (key for key in keys if key not in found and self._until.get((scope, key), now) > now)
-        return next(waited, "")
+        known = (key for key in keys if key in found or self._until.get((scope, key), now) > now)
+        first = next(known, "")
+        return "" if first in found else first

@@ -77,6 +77,11 @@ class TurnKeys:
         return any(beginning.digest == key for beginning in self.beginnings)
 
     @property
+    def turns(self) -> tuple[str, ...]:
+        """Those of ``find`` that are a single turn's own, its newest first."""
+        return self.find[len(self.label) - 1 :] if self.label else ()
+
+    @property
     def own(self) -> str:
         """The key that only a continuation of this turn has; empty without keys."""
         return self.label[-1] if self.label else ""

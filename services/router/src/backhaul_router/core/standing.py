@@ -75,7 +75,7 @@ class Standing:
         mark = self._pairs.get((reader.node_id, source.node_id))
         if mark is None or mark.until + MAX_APART_S <= now:
             mark = self._pairs[reader.node_id, source.node_id] = _Mark()
-        apart_s = min(APART_S * 2.0**mark.failures, MAX_APART_S)
+        apart_s = min(APART_S * 2.0 ** min(mark.failures, 10), MAX_APART_S)
         mark.failures += 1
         mark.until = now + apart_s
         return apart_s

@@ -9,20 +9,14 @@ There are as many pairs as prefill times decode engines, but a handful of builds
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from backhaul_router.core.routing.demand import Demand, Leg
 from backhaul_router.core.routing.target import Target
 
-
-class Build(NamedTuple):
-    """What engines must have in common. Empty, or 0, is unknown, and fits everything."""
-
-    compatibility_hash: str = ""
-    weights_digest: str = ""
-    block_size: int = 0
-    connector_version: str = ""
-    """Left empty where no connector reads what the other one retained: a hand-off is vLLM's own."""
+Build = tuple[str, str, int, str]
+"""What engines must have in common: compatibility hash, weights digest, block size, version of the connector. Empty, or
+0, is unknown, and fits everything. The version is left empty where no connector reads what the other one retained: a
+hand-off is vLLM's own."""
 
 
 def reuses(target: Target) -> bool:
@@ -48,15 +42,16 @@ class Partners:
         self._groups: defaultdict[Build, list[Target]] = defaultdict(list)
         for partner in partners:
             self._groups[_build_of(partner, read)].append(partner)
-        self._fitting: dict[Build, list[list[Target]]] = {}
+        self._fitting: dict[Build, list[Target]] = {}
 
     def of(self, target: Target) -> Iterator[Target]:
         """Returns those that an engine can exchange blocks with."""
         build = _build_of(target, self._read)
-        groups = self._fitting.get(build)
-        if groups is None:
-            groups = self._fitting[build] = [group for other, group in self._groups.items() if _fit(build, other)]
-        return (partner for group in groups for partner in group if _distinct(target, partner))
+        fitting = self._fitting.get(build)
+        if fitting is None:
+            fitting = [partner for other, group in self._groups.items() if _fit(build, other) for partner in group]
+            self._fitting[build] = fitting
+        return (partner for partner in fitting if _distinct(target, partner))
 
 
 def keep_compatible(targets: Iterable[Target], partners: Sequence[Target], *, read: bool) -> list[Target]:
@@ -68,9 +63,9 @@ def keep_compatible(targets: Iterable[Target], partners: Sequence[Target], *, re
 def _build_of(target: Target, read: bool) -> Build:
     engine = target.engine
     if engine is None:
-        return Build()
+        return "", "", 0, ""
     version = engine.connector_version if read else ""
-    return Build(engine.compatibility_hash, engine.weights_digest, engine.block_size, version)
+    return engine.compatibility_hash, engine.weights_digest, engine.block_size, version
 
 
 def _fit(one: Build, other: Build) -> bool:

@@ -65,10 +65,11 @@ class Profile:
         """Weighs the scorers' columns. Without a scorer all targets are equal."""
         if not scores:
             return [1.0] * count
-        shares = [weight / self._total_weight for _, weight in self._scorers]
-        return [
-            sum(share * score for share, score in zip(shares, row, strict=True)) for row in zip(*scores, strict=True)
-        ]
+        totals = [0.0] * count
+        for column, (_, weight) in zip(scores, self._scorers, strict=True):
+            share = weight / self._total_weight
+            totals = [total + share * score for total, score in zip(totals, column, strict=True)]
+        return totals
 
 
 def _filtered(

@@ -34,13 +34,19 @@ class PairsApartFilter:
         partners = partners_of(demand, leg)
         if not partners:
             return targets
-        read = leg is Leg.READ
-        others = Partners(partners, read=read)
+        kept = self._with_one(targets, partners[0]) if len(partners) == 1 else self._with_any(targets, partners)
+        return kept if kept or leg is Leg.READ else targets
+
+    def _with_one(self, targets: Sequence[Target], partner: Target) -> Sequence[Target]:
         apart = self._pairs.apart
-        kept = [
+        return [target for target in targets if not apart(target.node, partner.node)]
+
+    def _with_any(self, targets: Sequence[Target], partners: Sequence[Target]) -> Sequence[Target]:
+        # A partner with which no blocks can be exchanged anyhow is no way out.
+        apart, others = self._pairs.apart, Partners(partners, read=False)
+        return [
             target for target in targets if any(not apart(target.node, partner.node) for partner in others.of(target))
         ]
-        return kept if kept or read else targets
 
 
 _: type[Filter] = PairsApartFilter

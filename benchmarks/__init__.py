@@ -1,0 +1,1 @@
+"""Measurements of the whole system, each in a package of its own."""

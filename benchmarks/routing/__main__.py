@@ -1,0 +1,91 @@
+"""Command line of the benchmark."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from backhaul_local.interrupts import end_with_parent, raise_on_signals
+from backhaul_local.processes import LocalError
+from backhaul_local.progress import ConsoleSteps
+from benchmarks.routing.arms import ARMS
+from benchmarks.routing.loads import LOADS
+from benchmarks.routing.report import document, problems, save, show
+from benchmarks.routing.run import Plan, Seen, run
+
+_ARMS = {arm.name: arm for arm in ARMS}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.routing",
+        description="Seeded loads against a stack of simulated engines: chosen routes, and always the same one.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int, default=1, help="what all that is random comes from")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="times that each arm plays each load")
+    parser.add_argument(
+        "--duration-s", type=float, default=10.0, metavar="S", help="for how long conversations arrive, each time"
+    )
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=[*LOADS], metavar="LOAD", help=", ".join(LOADS))
+    parser.add_argument("--arms", nargs="+", choices=_ARMS, default=[*_ARMS], metavar="ARM", help=", ".join(_ARMS))
+    parser.add_argument(
+        "--state", type=Path, default=Path(".state/bench-routing"), help="folder for data, logs and reports"
+    )
+    return parser
+
+
+def _run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    plan = Plan(
+        seed=options.seed,
+        loads=tuple(options.loads),
+        arms=tuple(_ARMS[name] for name in options.arms),
+        rounds=options.rounds,
+        duration_s=options.duration_s,
+    )
+    state = options.state.resolve() / f"{time.strftime('%Y%m%d-%H%M%S')}-{options.seed}"
+
+    def on_block(load: str, arm: str, seen: Seen) -> None:
+        own, machine = seen.cpu[-1]
+        console.print(
+            f"{load}, {arm}: {len(seen.turns)} turns so far, {len(seen.failures)} failed, "
+            f"{own:.0%} of the cores used ({machine:.0%} with everything else)",
+            highlight=False,
+        )
+
+    begin = time.monotonic()
+    with ConsoleSteps(console) as steps:
+        results = run(plan, state, steps, on_block)
+    report = document(plan, results, seconds=time.monotonic() - begin)
+    save(report, state / "report.json")
+    console.print(f"report: {state / 'report.json'}", soft_wrap=True)
+    return report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns 0 when the chosen routes were good enough on every load."""
+    options = _parser().parse_args(argv)
+    end_with_parent()
+    raise_on_signals()
+    console = Console()
+    try:
+        report = _run(options, console)
+    except (LocalError, ValueError) as error:
+        console.print(f"error: {error}", style="red", markup=False, highlight=False)
+        return 2
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        return 130
+    show(report, console)
+    found = problems(report)
+    for problem in found:
+        console.print(problem, style="bold red", markup=False, highlight=False)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

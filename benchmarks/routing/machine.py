@@ -1,0 +1,47 @@
+"""What the machine had to do meanwhile: a machine that is busy is measured instead of what runs on it."""
+
+import os
+import platform
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def description() -> str:
+    """Returns what kind of machine this is."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+class CpuMeter:
+    """Counts CPU time from its making on. Linux only."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        """``pids``: processes that belong to the measurement, besides this one."""
+        self._pids = (*pids, os.getpid())
+        self._begin = time.monotonic()
+        self._own = self._own_s()
+        self._all = _busy_s()
+
+    def shares(self) -> tuple[float, float]:
+        """Returns the share of all cores that these processes used, and that everything on the machine used."""
+        available_s = (time.monotonic() - self._begin) * (os.cpu_count() or 1)
+        return (self._own_s() - self._own) / available_s, (_busy_s() - self._all) / available_s
+
+    def _own_s(self) -> float:
+        return sum(map(_process_s, self._pids))
+
+
+def _process_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def _busy_s() -> float:
+    """User, nice and system time of all cores (proc(5))."""
+    fields = Path("/proc/stat").read_text().split(maxsplit=4)
+    return sum(map(int, fields[1:4])) / _TICKS_PER_S

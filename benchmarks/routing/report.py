@@ -1,0 +1,119 @@
+"""What a run has shown, for people and for machines."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.routing.arms import CHOSEN
+from benchmarks.routing.figures import figures_of, ratio_of
+from benchmarks.routing.machine import description
+from benchmarks.routing.run import Plan, Results, Seen
+
+MOST_WORSE = 1.05
+"""By how much the chosen routes may be worse than the best fixed policy, on any load."""
+
+MIXED = "mixed"
+"""The load on which they must be better than every fixed policy."""
+
+_BUSY = 0.7
+"""Share of the cores above which a run measures the machine."""
+
+
+def document(plan: Plan, results: Results, *, seconds: float) -> dict[str, Any]:
+    """Returns the whole report as JSON. Raises ValueError when an arm has played nothing of a load."""
+    return {
+        "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": description(),
+        "seed": plan.seed,
+        "rounds": plan.rounds,
+        "duration_s": plan.duration_s,
+        "seconds": round(seconds, 1),
+        "loads": {name: _load(plan, results, name) for name in plan.loads},
+    }
+
+
+def _load(plan: Plan, results: Results, load: str) -> dict[str, Any]:
+    seen = {arm.name: results[load, arm.name] for arm in plan.arms}
+    arms = {name: _arm(of_arm) for name, of_arm in seen.items()}
+    fixed = [name for name in arms if name != CHOSEN]
+    if CHOSEN not in arms or not fixed:
+        return {"arms": arms}
+    best = min(fixed, key=lambda name: arms[name]["mean_ttft_s"])
+    ratios = {name: asdict(ratio_of(seen[CHOSEN].turns, seen[name].turns, seed=load)) for name in fixed}
+    return {"arms": arms, "best_fixed": best, "ratios": ratios}
+
+
+def _arm(seen: Seen) -> dict[str, Any]:
+    if not seen.turns:
+        raise ValueError(f"no turn was answered: {Counter(seen.failures).most_common(3)}")
+    own, all_of_it = (fmean(shares) for shares in zip(*seen.cpu, strict=True))
+    return {
+        **asdict(figures_of(seen.turns)),
+        "failures": dict(Counter(seen.failures).most_common()),
+        "wrong_texts": seen.wrong_count,
+        "cpu_share": own,
+        "machine_cpu_share": all_of_it,
+    }
+
+
+def problems(report: Mapping[str, Any]) -> list[str]:
+    """Returns what must not be in a report."""
+    found = []
+    for load, of_load in report["loads"].items():
+        for arm, figures in of_load["arms"].items():
+            found += [f"{load}, {arm}: {count} turns failed: {why}" for why, count in figures["failures"].items()]
+            if figures["wrong_texts"]:
+                found.append(f"{load}, {arm}: {figures['wrong_texts']} wrong texts")
+            if figures["machine_cpu_share"] > _BUSY:
+                found.append(f"{load}, {arm}: {figures['machine_cpu_share']:.0%} of the cores were busy")
+        found += _worse(load, of_load.get("ratios", {}))
+    return found
+
+
+def _worse(load: str, ratios: Mapping[str, Mapping[str, float]]) -> list[str]:
+    bound = 1.0 if load == MIXED else MOST_WORSE
+    return [
+        f"{load}: {ratio['value']:.3f} times the time of always {name}"
+        for name, ratio in ratios.items()
+        if ratio["value"] > bound
+    ]
+
+
+def show(report: Mapping[str, Any], console: Console) -> None:
+    """Prints the figures."""
+    loads = report["loads"]
+    names = list(next(iter(loads.values()))["arms"])
+    table = Table(title=f"Mean time to first token, ms; seed {report['seed']}, {report['machine']}")
+    for column in ("load", "turns", *names, "to the best fixed", "95 %", "routes taken", "CPU"):
+        table.add_column(column, justify="left" if column in ("load", "routes taken") else "right")
+    for load, of_load in loads.items():
+        table.add_row(load, *_cells(of_load, names))
+    console.print(table)
+
+
+def _cells(of_load: Mapping[str, Any], names: list[str]) -> list[str]:
+    arms = of_load["arms"]
+    chosen = arms.get(CHOSEN) or arms[names[0]]
+    ratio = of_load["ratios"][of_load["best_fixed"]] if "ratios" in of_load else None
+    return [
+        str(chosen["turn_count"]),
+        *(f"{1000 * arms[name]['mean_ttft_s']:.0f}" for name in names),
+        f"{ratio['value']:.3f}" if ratio else "-",
+        f"{ratio['low']:.3f}-{ratio['high']:.3f}" if ratio else "-",
+        ", ".join(f"{route} {share:.0%}" for route, share in chosen["routes"].items()),
+        f"{max(arm['machine_cpu_share'] for arm in arms.values()):.0%}",
+    ]
+
+
+def save(report: Mapping[str, Any], path: Path) -> None:
+    """Writes the report as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=2) + "\n")

@@ -1,0 +1,1 @@
+"""Which nodes and pairs are well, and what may be repeated: pure, from what legs came to."""

@@ -1,0 +1,133 @@
+"""How long it takes until a turn's first token is there, by each route.
+
+An engine serves what it was sent first first. vLLM's scheduler begins waiting requests with what the running ones leave
+of a step's tokens (`v1/core/sched/scheduler.py`), so what takes a hand-off, too, waits behind prompts that a decode
+engine computes itself; but a decode engine works them off while the prefill engine is still busy.
+"""
+
+from dataclasses import dataclass
+
+from backhaul_router.core.load import Load
+from backhaul_router.core.nodes import Role
+from backhaul_router.core.routing.costs import Costs
+from backhaul_router.core.routing.demand import Demand, Leg
+from backhaul_router.core.routing.prefixes import Prefixes
+from backhaul_router.core.routing.reports import Reports
+from backhaul_router.core.routing.target import Target, TargetKey
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Time until the first token, in seconds, by what it goes to."""
+
+    wait_s: float = 0.0
+    """Others' turn."""
+    prefill_s: float = 0.0
+    """Computing the prompt, or what is new of it."""
+    move_s: float = 0.0
+    """Handing it off, and the first token."""
+    penalty_s: float = 0.0
+    """What computing a prompt costs the answers that the engine is busy with."""
+
+    @property
+    def total_s(self) -> float:
+        """Returns all of it."""
+        return self.wait_s + self.prefill_s + self.move_s + self.penalty_s
+
+
+class Estimator:
+    """Estimates legs and routes by what is known at this moment."""
+
+    def __init__(self, load: Load, costs: Costs, prefixes: Prefixes, reports: Reports, *, disturbance: float) -> None:
+        """``disturbance``: what a second of computing a prompt costs each answer that the engine is giving, seconds."""
+        self._load = load
+        self._costs = costs
+        self._prefixes = prefixes
+        self._reports = reports
+        self._disturbance = disturbance
+
+    # Legs
+
+    def leg_s(self, demand: Demand, leg: Leg, target: Target) -> float:
+        """Returns wait and work of a leg at a target, seconds."""
+        if leg is Leg.ALONE:
+            return self.alone(demand, target).total_s
+        if leg is Leg.DECODE:
+            return self._wait_s(target) + self._decode_s(demand, target)
+        held = demand.held_tokens if leg is Leg.READ else 0
+        return self._wait_s(target) + self._prefill_s(demand, target, held)
+
+    # Routes
+
+    def cold(self, demand: Demand, prefill: Target, decode: Target) -> Estimate:
+        """``prefill`` computes the prompt, but for what it has cached, and ``decode`` takes it over."""
+        return self._over_two(demand, prefill, decode, held=0)
+
+    def warm(self, demand: Demand, prefill: Target) -> Estimate:
+        """``prefill`` reads what the holder has, computes the rest, and the holder takes over what it lacks.
+
+        Raises ValueError when nobody holds anything.
+        """
+        return self._over_two(demand, prefill, _holder(demand), held=demand.held_tokens)
+
+    def append(self, demand: Demand) -> Estimate:
+        """The holder computes what it lacks. Raises ValueError when nobody holds anything."""
+        return self.alone(demand, _holder(demand))
+
+    def alone(self, demand: Demand, decode: Target) -> Estimate:
+        """``decode`` computes the prompt, but for what it holds or has cached."""
+        compute_s = self._costs.alone_s(decode.key, computed=max(demand.token_count - self._had(demand, decode), 1))
+        penalty_s = self._disturbance * self._answering(decode.key) * compute_s
+        return Estimate(self._wait_s(decode), compute_s, penalty_s=penalty_s)
+
+    def _over_two(self, demand: Demand, prefill: Target, decode: Target, *, held: int) -> Estimate:
+        wait_s, prefill_s = self._wait_s(prefill), self._prefill_s(demand, prefill, held)
+        still_s = max(self._wait_s(decode) - wait_s - prefill_s, 0.0)
+        return Estimate(wait_s + still_s, prefill_s, self._decode_s(demand, decode))
+
+    # Work
+
+    def _prefill_s(self, demand: Demand, target: Target, held: int) -> float:
+        """``held``: tokens that it can read."""
+        cached = self._had(demand, target)
+        computed = max(demand.token_count - max(held, cached), 1)
+        return self._costs.prefill_s(target.key, computed=computed, read=max(held - cached, 0))
+
+    def _decode_s(self, demand: Demand, target: Target) -> float:
+        return self._costs.decode_s(target.key, moved=max(demand.token_count - self._had(demand, target), 0))
+
+    def _had(self, demand: Demand, target: Target) -> int:
+        """Returns the tokens of the prompt that a target has."""
+        held = demand.held_tokens if demand.held and demand.held.holder.key == target.key else 0
+        return max(held, self._prefixes.cached(target.key, demand.prefixes))
+
+    # What is there already
+
+    def _wait_s(self, target: Target) -> float:
+        """Returns how long until what is there already is served, this router's and others'."""
+        wait_s = self._load.wait_s(target.key)
+        waiting = self._others_waiting(target.key)
+        if not waiting:
+            return wait_s
+        prefills = target.node.role is Role.PREFILL
+        typical_s = (self._costs.typical_prefill_s if prefills else self._costs.typical_alone_s)(target.key)
+        return wait_s + waiting * typical_s
+
+    def _others_waiting(self, key: TargetKey) -> float:
+        """Returns how many of the requests that wait there are other routers', in proportion to all that they have."""
+        report = self._reports.of(key)
+        if report is None or report.waiting <= 0:
+            return 0.0
+        others = max(report.running + report.waiting - self._load.recent(key), 0)
+        return report.waiting * others / (report.running + report.waiting)
+
+    def _answering(self, key: TargetKey) -> int:
+        """Returns the answers that a decode engine is busy with."""
+        report = self._reports.of(key)
+        return max(self._load.count(key) - self._load.queued(key), report.running if report else 0)
+
+
+def _holder(demand: Demand) -> Target:
+    if demand.held is None:
+        raise ValueError("no engine holds anything of this turn's conversation")
+    return demand.held.holder

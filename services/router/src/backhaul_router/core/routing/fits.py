@@ -1,0 +1,181 @@
+"""What work costs as a sum of three parts, each in proportion to a count, learnt from what it took, piece by piece.
+
+``seconds = sum(part * count)``. An extended Kalman filter follows the logarithms of the parts: so they stay positive,
+and 10 ms and 10 s are followed alike, by relative error. With each piece and with time what was learnt fades towards a
+centre, and the uncertainty grows back to what it was at first. So a part of which no piece tells, and a fit that nobody
+feeds, end where the centre is.
+"""
+
+from dataclasses import dataclass
+from math import exp, inf, log
+from typing import NamedTuple, Protocol
+
+HALF_LIFE_S = 300.0
+"""Time without pieces after which half of the distance to the centre is left (of logarithms), seconds."""
+
+_HALF_LIFE_PIECES = 300
+"""The same in pieces, for parts of which they do not tell."""
+
+_LEAST, _MOST = log(1 / 100), log(1e5)
+"""Bounds of a part against its prior (logarithms): one that vanished could not be learnt again."""
+
+Triple = tuple[float, float, float]
+
+Covariance = tuple[float, float, float, float, float, float]
+"""Of a triple: the upper half of a symmetrical matrix, row by row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How far parts may be from a centre, as standard deviations of logarithms: 0.7 is twice as much, or half."""
+
+    common: float
+    """All of them together."""
+    own: float
+    """Each one, besides."""
+
+    @property
+    def covariance(self) -> Covariance:
+        """Returns it as a matrix."""
+        both, common = self.common**2 + self.own**2, self.common**2
+        return both, common, common, both, common, both
+
+
+class Centre(Protocol):
+    """Towards what a fit fades."""
+
+    def logs(self, now: float) -> Triple:
+        """Returns the logarithms of the parts."""
+        ...
+
+    @property
+    def covariance(self) -> Covariance:
+        """Returns how well they are known."""
+        ...
+
+
+class Prior:
+    """Parts that somebody has set down, in seconds."""
+
+    covariance: Covariance = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+    def __init__(self, first: float, second: float, third: float) -> None:
+        self._logs = log(first), log(second), log(third)
+
+    def logs(self, now: float) -> Triple:
+        """Returns the logarithms of the parts."""
+        return self._logs
+
+    def bounded(self, logs: Triple) -> Triple:
+        """Returns the logarithms of parts that are not too far from these ones."""
+        x, y, z = logs
+        a, b, c = self._logs
+        return (
+            min(max(x, a + _LEAST), a + _MOST),
+            min(max(y, b + _LEAST), b + _MOST),
+            min(max(z, c + _LEAST), c + _MOST),
+        )
+
+
+class State(NamedTuple):
+    """All that a fit has learnt. Never changed, so that it can be kept and put back."""
+
+    logs: Triple
+    covariance: Covariance
+    at: float
+
+
+class Reading(NamedTuple):
+    """One piece of work against what was expected of it."""
+
+    state: State
+    """What had been learnt before, faded."""
+    shares: Triple
+    """Of the parts in what was expected."""
+    pull: Triple
+    """How much the piece tells of each part."""
+    variance: float
+    """Of what was expected; of its logarithm."""
+    surprise: float
+    """Logarithm of what it took over what was expected."""
+
+
+class Fit:
+    """The parts of one kind of work."""
+
+    def __init__(self, prior: Prior, centre: Centre, spread: Spread, *, noise: float) -> None:
+        """``spread`` is about ``centre``; ``noise`` is how far pieces are from their sum, as a standard deviation."""
+        self._prior = prior
+        self._centre = centre
+        self._spread = spread.covariance
+        self.noise = noise**2
+        self.state = State(centre.logs(0.0), self._spread, -inf)
+
+    @property
+    def covariance(self) -> Covariance:
+        """Returns how well the parts were known at the last piece."""
+        return self.state.covariance
+
+    def logs(self, now: float) -> Triple:
+        """Returns the logarithms of the parts."""
+        return self._faded(0.5 ** ((now - self.state.at) / HALF_LIFE_S), now)
+
+    def expected_s(self, counts: Triple, now: float) -> float:
+        """Returns what a piece of work should take, seconds."""
+        x, y, z = self.logs(now)
+        i, j, k = counts
+        return exp(x) * i + exp(y) * j + exp(z) * k
+
+    def read(self, counts: Triple, seconds: float, now: float) -> Reading:
+        """Holds a piece of work against what was expected of it. Nothing is learnt yet."""
+        kept = 0.5 ** ((now - self.state.at) / HALF_LIFE_S + 1 / _HALF_LIFE_PIECES)
+        x, y, z = logs = self._faded(kept, now)
+        covariance = self._grown(kept)
+        i, j, k = exp(x) * counts[0], exp(y) * counts[1], exp(z) * counts[2]
+        expected = i + j + k
+        shares = i / expected, j / expected, k / expected
+        pull = _times(covariance, shares)
+        return Reading(State(logs, covariance, now), shares, pull, dot(pull, shares), log(seconds / expected))
+
+    def learn(self, reading: Reading, surprise: float) -> None:
+        """Learns from a piece, as though it had been this much of a surprise."""
+        (x, y, z), covariance, at = reading.state
+        i, j, k = reading.pull
+        weight = 1 / (reading.variance + self.noise)
+        step = weight * surprise
+        # The whole is to move as far as its parts do on average: logarithms of sums bend.
+        moved = dot(reading.shares, (exp(i * step), exp(j * step), exp(k * step)))
+        bend = log(moved) - reading.variance * step
+        logs = self._prior.bounded((x + i * step - bend, y + j * step - bend, z + k * step - bend))
+        told = i * i, i * j, i * k, j * j, j * k, k * k
+        a, b, c, d, e, f = [value - weight * part for value, part in zip(covariance, told, strict=True)]
+        self.state = State(logs, (a, b, c, d, e, f), at)
+
+    def loosen(self, spread: Spread) -> None:
+        """What was learnt holds less: the work has changed."""
+        logs, covariance, at = self.state
+        a, b, c, d, e, f = [value + more for value, more in zip(covariance, spread.covariance, strict=True)]
+        self.state = State(logs, (a, b, c, d, e, f), at)
+
+    def _faded(self, kept: float, now: float) -> Triple:
+        x, y, z = self.state.logs
+        a, b, c = self._centre.logs(now)
+        return a + kept * (x - a), b + kept * (y - b), c + kept * (z - c)
+
+    def _grown(self, kept: float) -> Covariance:
+        kept *= kept
+        rest = 1 - kept
+        covariances = zip(self.state.covariance, self._spread, self._centre.covariance, strict=True)
+        a, b, c, d, e, f = [kept * value + rest * (own + centre) for value, own, centre in covariances]
+        return a, b, c, d, e, f
+
+
+def dot(one: Triple, other: Triple) -> float:
+    """Returns the scalar product."""
+    return one[0] * other[0] + one[1] * other[1] + one[2] * other[2]
+
+
+def _times(covariance: Covariance, vector: Triple) -> Triple:
+    a, b, c, d, e, f = covariance
+    x, y, z = vector
+    return a * x + b * y + c * z, b * x + d * y + e * z, c * x + e * y + f * z
