@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from backhaul_common.errors import BackhaulError, DeadlineExceededError
+from backhaul_router.attempts import Attempts
+from backhaul_router.choosing import Chooser
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.claims import Claim, Grant, Harvest, KeptBlocks
@@ -24,8 +26,6 @@ from backhaul_router.core.routing.settings import RoutingSettings
 from backhaul_router.core.scopes import Scopes
 from backhaul_router.core.tenants import Tenants
 from backhaul_router.core.turn import Route
-from backhaul_router.attempts import Attempts
-from backhaul_router.choosing import Chooser
 from backhaul_router.departures import Departures
 from backhaul_router.legs import Legs
 from backhaul_router.lookups import Lookups
@@ -272,7 +272,7 @@ class Bench:
         tenants: Tenants | None = None,
         harvest_budget_s: float = HARVEST_BUDGET_S,
         prefer: Route | None = Route.WARM,
-        settings: RoutingSettings = RoutingSettings(),
+        settings: RoutingSettings | None = None,
     ) -> None:
         self.clock = FakeClock()
         self.registry = FakeRegistry(self.clock)
@@ -287,7 +287,7 @@ class Bench:
             table=self.table,
             monotonic=self.clock.monotonic,
             rng=random.Random(7),
-            settings=settings,
+            settings=settings or RoutingSettings(),
             policy=RoutePolicy(prefer=prefer, decode_computes=policy.prefill_fallback == "decode"),
         )
         self.live = self.routing.live

@@ -153,9 +153,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             policy=policy,
             observer=observer,
         )
-        chooser = Chooser(
-            lookups=lookups, second_chances=second_chances, planner=routing.planner, rates=routing.rates
-        )
+        chooser = Chooser(lookups=lookups, second_chances=second_chances, planner=routing.planner, rates=routing.rates)
         turns = Turns(
             chooser=chooser,
             attempts=attempts,
@@ -230,7 +228,12 @@ async def _leave(readiness: Readiness, server: GrpcServer, http: HttpService) ->
 
 
 async def _follow(
-    changed: asyncio.Event, table: NodeTable, routing: Routing, readiness: Readiness, server: GrpcServer, owner: OwnerClient
+    changed: asyncio.Event,
+    table: NodeTable,
+    routing: Routing,
+    readiness: Readiness,
+    server: GrpcServer,
+    owner: OwnerClient,
 ) -> None:
     """Reports readiness, and drops what belongs to nodes that are gone, after each change of the nodes."""
     ready: bool | None = None

@@ -126,7 +126,7 @@ class Attempts:
         if params is None:
             self._observer.missing_hand_off()
             return HandedOver(plan)
-        return HandedOver(plan, params, hand.usage)
+        return HandedOver(plan, params, usage=hand.usage)
 
     # Decode
 

@@ -20,9 +20,7 @@ from backhaul_router.warm import Warm
 class Chooser:
     """Chooses for one turn after the other."""
 
-    def __init__(
-        self, *, lookups: Lookups, second_chances: SecondChances, planner: Planner, rates: TokenRates
-    ) -> None:
+    def __init__(self, *, lookups: Lookups, second_chances: SecondChances, planner: Planner, rates: TokenRates) -> None:
         self._lookups = lookups
         self._second_chances = second_chances
         self._planner = planner
@@ -113,7 +111,10 @@ class Chooser:
                 turn.read(chance.plan, chance.warm)
                 return
             turn.outcome.cold(chance or miss)
-        turn.plan = plan or self._planner.cold(turn.demand).chosen
+        if plan is None:
+            turn.demand = replace(turn.demand, held=None)
+            plan = self._planner.cold(turn.demand).chosen
+        turn.plan = plan
 
 
 def _no_lookup(turn: Turn, reuse: bool) -> str:

@@ -110,9 +110,7 @@ def _leg_to(leg: str, choice: ProfileExplanation) -> router_pb2.LegChoice:
 
 
 def _rating_to(rating: Rating) -> router_pb2.LegChoice.Rating:
-    return router_pb2.LegChoice.Rating(
-        engine=_name(rating.target), total=rating.total, scores=dict(rating.scores)
-    )
+    return router_pb2.LegChoice.Rating(engine=_name(rating.target), total=rating.total, scores=dict(rating.scores))
 
 
 # Header

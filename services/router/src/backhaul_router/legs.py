@@ -10,7 +10,6 @@ from backhaul_router.core.claims import Grant, KeptBlocks
 from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import engine_answer
 from backhaul_router.core.legs import HandOff, decode_body, hand_off, is_object, prefill_body, token_prefill_body
-from backhaul_router.core.load import Work
 from backhaul_router.core.nodes import Node
 from backhaul_router.core.opening import failed_whole
 from backhaul_router.core.routing.learning import Learning

@@ -22,7 +22,7 @@ TIE = 0.02
 """Part of an estimate by which another one must be less to be better."""
 
 FRESH_HANDLE_S = 0.03
-"""What a decode engine takes to make a handle for what it caches, seconds: it finds the blocks and computes one token."""
+"""What a decode engine takes to make a handle for what it caches, seconds: it computes one token."""
 
 
 Explanations = dict[Leg, ProfileExplanation]
@@ -106,9 +106,7 @@ class Planner:
 
     def plan(self, demand: Demand, explanations: Explanations | None = None) -> Planning:
         """Returns the ways of a turn, that over the holder alone first."""
-        return self._decided(
-            self._append(demand), self._warm(demand, explanations), *self._cold(demand, explanations)
-        )
+        return self._decided(self._append(demand), self._warm(demand, explanations), *self._cold(demand, explanations))
 
     def cold(self, demand: Demand) -> Planning:
         """Returns the ways of a turn that reuses nothing that is held."""
@@ -199,7 +197,7 @@ class Planner:
 
     def _decode_only(self, demand: Demand, explanations: Explanations | None) -> Plan | None:
         decode = self._run(Leg.ALONE, demand, self._targets(Role.DECODE, demand.model), explanations)
-        return decode and Plan(Route.COLD, None, decode, self._estimator.alone(demand, decode))
+        return None if decode is None else Plan(Route.COLD, None, decode, self._estimator.alone(demand, decode))
 
     # What ways are made of
 
