@@ -13,6 +13,7 @@ from backhaul_router.core.errors import ApiError
 from backhaul_router.core.health.circuit import BreakerSettings
 from backhaul_router.core.health.pairs import APART_S
 from backhaul_router.core.nodes import NodeState
+from backhaul_router.core.routing.settings import DecodeSettings, RoutingSettings
 from backhaul_router.core.salt import salt_for
 from backhaul_router.core.tenants import parse_tenants
 from backhaul_router.ports import Policy, TurnRequest
@@ -479,26 +480,26 @@ async def test_a_prompt_that_prefill_computed_in_the_end_was_no_fallback() -> No
 
 
 async def test_a_node_that_always_fails_gets_only_probes_until_it_works() -> None:
-    bench = Bench(nodes=ready("p1", "d1", "d2"))
+    bench = Bench(nodes=ready("p1", "d1", "d2"), settings=RoutingSettings(decode=DecodeSettings(scorers=())))
 
     async def on_d1_unavailable() -> FakeStream:
         return FakeStream(b"{}", status=503 if bench.engines.decodes[-1].node == "d1" else 200, headers=JSON)
 
     bench.engines.decode_steps = [on_d1_unavailable] * 40
-    for _ in range(10):
-        assert (await bench.chat("a")).answer.status == 200
+    for turn in range(10):
+        assert (await bench.chat(f"a{turn}")).answer.status == 200
     asked = [leg.node for leg in bench.engines.decodes]
     assert asked.count("d1") == 1
     bench.clock.now += BREAKER.ejection_s
-    for _ in range(10):
-        await bench.chat("a")
+    for turn in range(10):
+        await bench.chat(f"b{turn}")
     assert [leg.node for leg in bench.engines.decodes].count("d1") == 2
     bench.clock.now += 2 * BREAKER.ejection_s
     bench.engines.decode_steps = []
     await bench.chat("a")
     bench.clock.now += BREAKER.slow_start_s
-    for _ in range(10):
-        await bench.chat("a")
+    for turn in range(10):
+        await bench.chat(f"c{turn}")
     assert [leg.node for leg in bench.engines.decodes].count("d1") > 4
 
 
