@@ -84,7 +84,7 @@ async def test_a_turn_that_is_given_up_twice_is_a_503_with_an_error(stack: Route
     assert got.headers["content-type"] == "application/json"
     assert b'"code":"no_capacity"' in got.body
     assert len(stack.decode.legs) == 2
-    assert stack.router.load.total == 0
+    assert stack.router.routing.live.load.total == 0
 
 
 async def test_an_error_after_content_is_passed_on(stack: RouterStack) -> None:
@@ -231,7 +231,7 @@ async def test_bad_requests_and_clients_that_leave_take_no_engine_out(stack: Rou
     for task in leaving:
         task.cancel()
     await asyncio.wait(leaving)
-    await eventually(lambda: stack.router.load.total == 0)
+    await eventually(lambda: stack.router.routing.live.load.total == 0)
     assert {(await stack.chat("hi")).status for _ in range(4)} == {200}
     assert len(stack.decode.legs) == len(other.legs) == 22
 
@@ -264,7 +264,7 @@ async def test_a_node_that_leaves_while_a_request_waits_there_costs_no_request(s
     got = await asyncio.wait_for(asking, 5)
     assert (got.status, got.miss) == (200, "decode_failed")
     await eventually(stack.decode.legs[0].closed_early.is_set)
-    assert stack.router.load.total == 0
+    assert stack.router.routing.live.load.total == 0
 
 
 async def test_a_node_that_is_not_ready_for_long_loses_its_waiting_requests() -> None:
