@@ -1,6 +1,7 @@
-"""Ten times more load than capacity: what is too much is refused at once, and nothing grows."""
+"""Ten times more load than capacity: what is too much waits or is refused, and nothing grows."""
 
 import asyncio
+import hashlib
 import json
 import resource
 import urllib.request
@@ -20,14 +21,15 @@ pytestmark = pytest.mark.timeout(180)
 CAPACITY = 24
 CLIENTS = 10 * CAPACITY
 ROUNDS = 8
+TENANTS = ("crowd", "few")
 _GROWTH_BYTES = 32 * 1024 * 1024
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Stack:
+def limited(tmp_path: Path, *limits: str) -> Stack:
+    """Returns a stack whose router has a limit, and these flags."""
     options = cluster_options(tmp_path, seed=5, routers=1, registries=1, etcd_members=1, prefill=1, decode=1)
     slow = SimulatedEngine(ttl_s=5, flags=["--decode-step-s", "0.02", "--prefill-tokens-per-s", "20000"])
-    flags = [*options.router_flags, "--max-turns", str(CAPACITY)]
+    flags = [*options.router_flags, "--max-turns", str(CAPACITY), *limits]
     return Stack(replace(options, prefill=[slow], decode=[slow], router_flags=flags))
 
 
@@ -45,19 +47,21 @@ def running_and_waiting(url: str) -> int:
     return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if line.startswith(names))
 
 
-async def ask(http: aiohttp.ClientSession, url: str, number: int) -> tuple[int, dict[str, str], bytes]:
+async def ask(
+    http: aiohttp.ClientSession, url: str, number: int, headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, str], bytes]:
     body = {
         "model": "backhaul-demo",
         "messages": [{"role": "user", "content": f"client {number} " + "word " * 200}],
         "max_tokens": 16,
         "stream": True,
     }
-    async with http.post(f"{url}/v1/chat/completions", json=body) as response:
+    async with http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
         return response.status, dict(response.headers), await response.read()
 
 
-async def test_ten_times_the_capacity_is_shed_with_a_clear_error_and_nothing_grows(stack: Stack) -> None:
-    with stack:
+async def test_ten_times_the_capacity_is_shed_with_a_clear_error_and_nothing_grows(tmp_path: Path) -> None:
+    with limited(tmp_path) as stack:
         router = stack.process("router-1").pid
         engines = [node.url for node in stack.nodes]
         most = 0
@@ -87,3 +91,45 @@ async def test_ten_times_the_capacity_is_shed_with_a_clear_error_and_nothing_gro
             assert most <= CAPACITY + 1
             await eventually(lambda: sum(map(running_and_waiting, engines)) == 0)
             assert (await ask(http, stack.routers[0], -2))[0] == 200
+
+
+def two_tenants(folder: Path) -> list[str]:
+    """Writes the files of two tenants whose keys are their names; returns the router's flags."""
+    tables = [f'[tenants.{name}]\nkey_sha256 = ["{hashlib.sha256(name.encode()).hexdigest()}"]' for name in TENANTS]
+    (folder / "tenants.toml").write_text("\n".join(tables))
+    (folder / "key").write_bytes(b"k" * 32)
+    return ["--tenants-file", str(folder / "tenants.toml"), "--cluster-key-file", str(folder / "key")]
+
+
+async def test_a_crowd_waits_and_a_tenant_with_few_turns_hardly_does(tmp_path: Path) -> None:
+    """Ten times the capacity of one tenant, again and again, and a client of another that asks one by one."""
+    queue = ["--max-queued", str(2 * CAPACITY), "--queue-timeout-s", "60"]
+    with limited(tmp_path, *queue, *two_tenants(tmp_path)) as stack:
+        engines = [node.url for node in stack.nodes]
+        crowd, few = ({"authorization": f"Bearer {name}"} for name in TENANTS)
+        answers: list[tuple[int, dict[str, str], bytes]] = []
+        over = asyncio.Event()
+
+        async def crowding(http: aiohttp.ClientSession, number: int) -> None:
+            while not over.is_set():
+                answers.append(await ask(http, stack.routers[0], number, crowd))
+                await asyncio.sleep(0.2 if answers[-1][0] == 429 else 0)
+
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+            assert (await ask(http, stack.routers[0], -1, few))[0] == 200
+            asked = [asyncio.create_task(crowding(http, number)) for number in range(CLIENTS // 2)]
+            await eventually(lambda: any(status == 429 for status, _, _ in answers), 30)
+            for number in range(6):
+                status, _, body = await ask(http, stack.routers[0], -2 - number, few)
+                assert (status, body.endswith(b"data: [DONE]\n\n")) == (200, True)
+                assert await asyncio.to_thread(running_and_waiting, engines[0]) <= CAPACITY + 1
+            over.set()
+            await asyncio.gather(*asked)
+            refused = [
+                (headers, json.loads(body)["error"]["code"]) for status, headers, body in answers if status == 429
+            ]
+            assert {status for status, _, _ in answers} == {200, 429}
+            assert {code for _, code in refused} <= {"too_many_turns", "displaced"}
+            assert all(1 <= int(headers["Retry-After"]) <= 60 for headers, _ in refused)
+            assert sum(status == 200 for status, _, _ in answers) >= 3 * CAPACITY
+            await eventually(lambda: sum(map(running_and_waiting, engines)) == 0)

@@ -1,5 +1,6 @@
 """Which engines can reuse blocks, by how they were started."""
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -46,3 +47,24 @@ def test_any_other_says_what_to_set(started: Any, socket: str, named: str) -> No
 def test_blocks_in_host_buffers_cannot_be_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_uses_host_buffer", lambda config: True)
     assert "kv_buffer_device" in engine.reuse_problem(config(), SOCKET)
+
+
+@pytest.mark.parametrize(
+    ("started", "tokens"),
+    [
+        ({}, math.inf),
+        ({"enable_chunked_prefill": False}, 2048),
+        ({"enable_chunked_prefill": False, "max_num_scheduled_tokens": 1000}, 1000),
+        ({"enable_chunked_prefill": False, "long_prefill_token_threshold": 512}, math.inf),
+    ],
+)
+def test_a_step_has_room_for_so_much_of_a_prompt_that_is_not_cut(started: dict[str, Any], tokens: float) -> None:
+    scheduler = {
+        "enable_chunked_prefill": True,
+        "long_prefill_token_threshold": 0,
+        "max_num_scheduled_tokens": None,
+        "max_num_batched_tokens": 2048,
+        **started,
+    }
+    made = SimpleNamespace(scheduler_config=SimpleNamespace(**scheduler))
+    assert engine.whole_prompt_tokens(cast("Any", made)) == tokens

@@ -29,6 +29,30 @@ def test_a_request_that_was_tried_and_got_no_blocks_waits_and_so_do_those_behind
     assert made.stepped(0.0) == Memory(free_count=100, waiting_count=12)
 
 
+def test_a_prompt_that_does_not_fit_into_what_is_left_of_a_step_waits_for_the_next_one_and_for_no_blocks() -> None:
+    made = MemoryWatcher(16, 1, 100)
+    made.bind(Pool())
+    made.asked("request", 160, computed_now=61)
+    assert made.stepped(0.0, planned=40) == Memory(free_count=100, waiting_count=0)
+    assert not made.waits
+    made.asked("request", 160, computed_now=60)
+    assert made.stepped(1.0, planned=40) == Memory(free_count=100, waiting_count=10)
+
+
+def test_where_prompts_are_cut_no_step_is_too_full() -> None:
+    made = watcher()
+    made.asked("request", 160, computed_now=160)
+    assert made.stepped(0.0, planned=10_000) == Memory(free_count=100, waiting_count=10)
+
+
+def test_a_request_that_was_passed_over_for_another_one_waits_for_something_else() -> None:
+    made = watcher()
+    made.asked("passed-over", 160)
+    made.asked("next", 160)
+    made.left("next")
+    assert made.stepped(0.0) == Memory(free_count=100, waiting_count=0)
+
+
 def test_requests_that_wait_for_something_else_wait_for_no_blocks() -> None:
     made = watcher()
     made.arrived("first", 160)

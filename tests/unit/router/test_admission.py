@@ -164,6 +164,8 @@ async def running(limits: Admission, *tenants: str) -> AsyncIterator[list[Turn]]
     for turn in turns:
         await turn.leave()
     assert (limits.turn_count, limits.queued_count, limits.held_bytes) == (0, 0, 0)
+    await settle()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_a_turn_that_waits_runs_as_soon_as_another_ends() -> None:

@@ -143,8 +143,8 @@ def test_tenants_take_turns() -> None:
 
 
 def test_a_slot_goes_to_the_tenant_that_runs_least() -> None:
-    line = Line(max_turns=3)
-    _, _, ended, _, b = line.come("a", "a", "x", "a", "b")
+    line = Line(max_turns=4)
+    _, _, ended, _, _, b = line.come("a", "a", "x", "b", "a", "b")
     assert line.end(ended) is b
 
 
@@ -169,11 +169,11 @@ def test_nothing_is_displaced_for_a_lower_priority() -> None:
 
 
 def test_a_tenant_that_fills_the_queue_makes_room_for_others_of_its_priority() -> None:
-    line = Line(max_queued=4)
-    line.come("x", *"aaaa")
-    refusals = [ticket.refusal for ticket in line.come(*"bbb")]
-    assert refusals == [None, None, Refusal.TOO_MANY_TURNS]
-    assert line.queue.waiting_count == 4
+    line = Line(max_queued=5)
+    line.come("x", *"aaaaa")
+    refusals = [ticket.refusal for ticket in line.come(*"bbb", *"a")]
+    assert refusals == [None, None, Refusal.TOO_MANY_TURNS, Refusal.TOO_MANY_TURNS]
+    assert line.queue.waiting_count == 5
 
 
 def test_nothing_is_displaced_for_one_whose_deadline_cannot_be_met() -> None:
@@ -249,7 +249,7 @@ _LIMITS = st.builds(
     TenantLimits,
     max_turns=st.none() | st.integers(1, 3),
     max_queued=st.none() | st.integers(0, 3),
-    priority=st.integers(-1, 1),
+    priority=st.sampled_from([0, 0, 0, 1, -1]),
 )
 _TENANTS = ("a", "b", "c")
 
@@ -258,8 +258,8 @@ class Whatever(RuleBasedStateMachine):
     """Turns come, end and leave in any order."""
 
     @initialize(
-        max_turns=st.integers(1, 4),
-        max_queued=st.integers(0, 5),
+        max_turns=st.integers(1, 5),
+        max_queued=st.integers(0, 6),
         limits=st.fixed_dictionaries(dict.fromkeys(_TENANTS, _LIMITS)),
     )
     def begin(self, max_turns: int, max_queued: int, limits: Limits) -> None:
@@ -268,7 +268,7 @@ class Whatever(RuleBasedStateMachine):
         self.tickets: list[Ticket] = []
         self.now = 0.0
 
-    @rule(tenant=st.sampled_from(_TENANTS), within_s=st.sampled_from([0.0, 0.5, 5.0, math.inf]))
+    @rule(tenant=st.sampled_from(_TENANTS), within_s=st.sampled_from([0.0, 0.5, math.inf, math.inf, math.inf]))
     def come(self, tenant: str, within_s: float) -> None:
         before = self.of(State.RUNNING), self.of(State.WAITING)
         entry = self.queue.enter(tenant, now=self.now, deadline=self.now + within_s)
@@ -276,7 +276,8 @@ class Whatever(RuleBasedStateMachine):
             assert entry.displaced in before[1]
             assert entry.displaced.refusal is Refusal.DISPLACED
             assert self.priority(entry.displaced) <= self.priority(entry.ticket)
-        self.tickets.append(entry.ticket)
+        if entry.ticket.refusal is None:
+            self.tickets.append(entry.ticket)
         assert self.of(State.RUNNING) >= before[0]
         assert self.of(State.WAITING) >= before[1] - {entry.displaced}
         if entry.ticket.refusal is not None:
@@ -339,8 +340,8 @@ class Whatever(RuleBasedStateMachine):
         if not hasattr(self, "queue"):
             return
         waiting = self.of(State.WAITING)
-        while running := self.of(State.RUNNING):
-            ticket = running.pop()
+        while running := [ticket for ticket in self.tickets if ticket.state is State.RUNNING]:
+            ticket = running[0]
             self.queue.leave(ticket, now=self.now)
             self.tickets.remove(ticket)
             waiting.discard(ticket)

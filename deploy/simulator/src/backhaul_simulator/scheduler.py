@@ -34,6 +34,11 @@ class Step:
     """Tokens of prompts among them."""
 
     @property
+    def total_num_scheduled_tokens(self) -> int:
+        """Tokens of all of them."""
+        return sum(count for _, count in self.scheduled)
+
+    @property
     def decodes(self) -> bool:
         """Whether an answer goes on in it."""
         return any(request.num_output_tokens for request, _ in self.scheduled)

@@ -12,6 +12,14 @@ class CacheConfig:
 
 
 @dataclass(frozen=True)
+class SchedulerConfig:
+    max_num_batched_tokens: int
+    max_num_scheduled_tokens: int | None = None
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+
+
+@dataclass(frozen=True)
 class ParallelConfig:
     data_parallel_index: int
     world_size: int = 1
@@ -57,6 +65,7 @@ class Ports:
 @dataclass(frozen=True)
 class VllmConfig:
     cache_config: CacheConfig
+    scheduler_config: SchedulerConfig
     parallel_config: ParallelConfig
     kv_transfer_config: KVTransferConfig
     model_config: ModelConfig
@@ -100,6 +109,7 @@ def config_of(options: EngineOptions, *, rank: int, engine_id: str) -> VllmConfi
         }
     return VllmConfig(
         cache_config=CacheConfig(options.block_size),
+        scheduler_config=SchedulerConfig(options.max_step_tokens),
         parallel_config=ParallelConfig(data_parallel_index=rank),
         kv_transfer_config=KVTransferConfig(engine_id, extra),
         model_config=ModelConfig(options.model),

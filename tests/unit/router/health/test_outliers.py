@@ -68,6 +68,7 @@ def test_without_peers_that_show_better_it_is_none(peers: list[str], answers: in
 
 def test_a_node_of_another_model_is_no_peer() -> None:
     breakers = breakers_with([node("d2", models=frozenset({"other"}))], answers=150)
+    assert not any(breakers.avoided(each) for each in pool_of("d1", "d3"))
     faults_among(breakers, node("d1"), 150)
     assert breakers.state(node("d1")) is BreakerState.CLOSED
 
@@ -78,6 +79,18 @@ def test_less_than_one_in_a_hundred_is_well_enough() -> None:
     assert breakers.state(node("d1")) is BreakerState.OPEN
     faults_among(breakers, node("d2"), 1_200, faults=6)
     assert breakers.state(node("d2")) is BreakerState.CLOSED
+
+
+def test_faults_that_are_far_apart_are_strays_however_few_answers_are_between_them() -> None:
+    now = Now()
+    breakers = Breakers(now, random.Random(1), SETTINGS)
+    for _ in range(5):
+        for peer in pool_of("d2", "d3"):
+            for _ in range(20):
+                breakers.answered(peer)
+        faults_among(breakers, node("d1"), 5, faults=1)
+        assert breakers.state(node("d1")) is BreakerState.CLOSED
+        now.value += 0.6 * SETTINGS.window_s
 
 
 def test_what_was_well_before_does_not_hide_what_fails_now() -> None:
@@ -99,8 +112,7 @@ def test_at_most_half_of_a_pool_is_ejected_for_its_share_of_faults(size: int, mo
     breakers = breakers_with(nodes, answers=500)
     for faulty in nodes:
         faults_among(breakers, faulty, 150)
-    assert sum(breakers.avoided(each) for each in nodes) <= most
-    assert breakers.avoided(nodes[0])
+    assert [breakers.avoided(each) for each in nodes] == most * [True] + (size - most) * [False]
 
 
 def test_the_half_is_that_of_each_model() -> None:
@@ -110,6 +122,13 @@ def test_the_half_is_that_of_each_model() -> None:
     for faulty in (one, two):
         faults_among(breakers, faulty, 150)
     assert (breakers.avoided(one), breakers.avoided(two)) == (True, False)
+
+
+def test_the_only_node_of_a_model_is_not_ejected_for_its_share_of_faults() -> None:
+    only = node("d1", models=frozenset({"m", "a"}))
+    breakers = breakers_with(pool_of("d2", "d3"), answers=500)
+    faults_among(breakers, only, 150)
+    assert not breakers.avoided(only)
 
 
 def test_nodes_that_refuse_are_avoided_however_many_they_are() -> None:

@@ -105,6 +105,7 @@ def test_a_choice_is_explained() -> None:
     explanation = ProfileExplanation()
     assert profile.run(demand(), Leg.DECODE, [D1, D2, D3], explanation) is D2
     assert explanation == ProfileExplanation(
+        leg=Leg.DECODE,
         considered=(D1, D2, D3),
         removals=[Removal("gone", (D1,))],
         ratings=(

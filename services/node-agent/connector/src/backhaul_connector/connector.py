@@ -80,15 +80,15 @@ class NixlConnector(StockNixlConnector):
         After a preemption vLLM asks again and would promise the same tokens, but starts a read only once
         (``_remote_blocks_processed``): the request would wait for ever.
         """
-        params = request.kv_transfer_params
-        if self._scheduler is not None:
-            self._scheduler.asked(request)
-        if self._scheduler is None or not params:
+        if self._scheduler is None:
             return super().get_num_new_matched_tokens(request, num_computed_tokens)
-        if params.get("do_remote_decode") and params.get("_remote_blocks_processed"):
-            return 0, False
-        self._scheduler.matched(request.request_id, num_computed_tokens)
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        params = request.kv_transfer_params or {}
+        matched: tuple[int | None, bool] = 0, False
+        if not (params.get("do_remote_decode") and params.get("_remote_blocks_processed")):
+            self._scheduler.matched(request.request_id, num_computed_tokens)
+            matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        self._scheduler.asked(request, num_computed_tokens, *matched)
+        return matched
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         """Starts the read.
@@ -103,7 +103,7 @@ class NixlConnector(StockNixlConnector):
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> "KVConnectorMetadata":
         """Notes how full the engine is: the step is planned, and who got no blocks in it waits for some."""
         if self._scheduler is not None:
-            self._scheduler.stepped()
+            self._scheduler.stepped(scheduler_output.total_num_scheduled_tokens)
         return super().build_connector_meta(scheduler_output)
 
     def request_finished_all_groups(

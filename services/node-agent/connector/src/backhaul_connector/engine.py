@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,14 @@ def reuse_problem(config: "VllmConfig", agent_socket: str) -> str:
 def lease_s(config: "VllmConfig") -> float:
     """Returns how long a prefill request's blocks are kept for the decode engine, seconds."""
     return float(config.kv_transfer_config.kv_connector_extra_config.get("kv_lease_duration", _VLLMS_LEASE_S))
+
+
+def whole_prompt_tokens(config: "VllmConfig") -> float:
+    """Returns how many tokens a step may compute where a prompt must fit whole; infinity where prompts are cut."""
+    scheduler = config.scheduler_config
+    if scheduler.enable_chunked_prefill or scheduler.long_prefill_token_threshold:
+        return math.inf
+    return scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens
 
 
 def _uses_host_buffer(config: "VllmConfig") -> bool:

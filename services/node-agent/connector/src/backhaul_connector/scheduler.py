@@ -59,7 +59,8 @@ class SchedulerSide:
         self._digests = WeightsDigests(self._digest)
         self.clocks = RemoteClocks()
         self._handles = Handles(self.clocks)
-        self._memory = MemoryWatcher(self._block_size, len(kv_cache_config.kv_cache_groups))
+        group_count = len(kv_cache_config.kv_cache_groups)
+        self._memory = MemoryWatcher(self._block_size, group_count, engine.whole_prompt_tokens(config))
         self._ledger = Ledger(wake=lambda: self._link.wake(), max_queued=settings.max_queued)
         self._link = AgentLink(settings.agent_socket, self._ledger, self._hello)
 
@@ -81,15 +82,17 @@ class SchedulerSide:
     def arrived(self, request: "Request") -> None:
         self._memory.arrived(request.request_id, request.num_tokens)
 
-    def asked(self, request: "Request") -> None:
-        self._memory.asked(request.request_id, request.num_tokens)
+    def asked(self, request: "Request", local: int, external: int | None, asynchronous: bool) -> None:
+        # What is read first is computed in a later step.
+        now = 0 if asynchronous else request.num_tokens - local - (external or 0)
+        self._memory.asked(request.request_id, request.num_tokens, computed_now=now)
 
     def left(self, request: "Request") -> None:
         self._memory.left(request.request_id)
 
-    def stepped(self) -> None:
-        """Takes note of how full the engine is, when a step is planned."""
-        if (memory := self._memory.stepped(time.perf_counter())) is not None:
+    def stepped(self, planned: int) -> None:
+        """Takes note of how full the engine is, when a step of so many tokens is planned."""
+        if (memory := self._memory.stepped(time.perf_counter(), planned=planned)) is not None:
             self._ledger.memory(memory)
 
     def admit(self, request: "Request") -> None:

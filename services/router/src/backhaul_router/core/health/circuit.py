@@ -169,7 +169,6 @@ class Circuit:
         ejection_s = self._settings.ejection_s * 2.0 ** min(self._ejections, 30)
         self._until = now + min(ejection_s, self._settings.max_ejection_s)
         self._ejections += 1
-        self._probing_until = 0.0
         self.by_share = by_share
 
     def _remembered(self, now: float) -> int:

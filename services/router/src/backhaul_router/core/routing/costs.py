@@ -47,7 +47,7 @@ _CHANGE = Spread(common=1.5, own=0.7)
 """About the figures of a target before it changed."""
 
 _PEERS_NOISE, _NOISE = 0.6, 0.25
-"""How far legs are from the figures, of all targets and of their own; standard deviation of the logarithm."""
+"""How far legs are at least from the figures, of all targets and of their own; standard deviation of the logarithm."""
 
 _MOST = 2.3
 """The most that one leg counts: ten times what was expected."""
@@ -118,7 +118,7 @@ class _Figures:
 
     def _learn(self, piece: _Piece, now: float) -> None:
         reading = self._fit.read(*piece, now)
-        if abs(reading.surprise) <= min(_UNFIT * sqrt(reading.variance + self._fit.noise), _MOST):
+        if abs(reading.surprise) <= min(_UNFIT * sqrt(reading.variance + reading.state.noise), _MOST):
             if self._suspect is not None and _alike(reading, self._suspect.reading):
                 self._suspect = None
             self._fit.learn(reading, reading.surprise)

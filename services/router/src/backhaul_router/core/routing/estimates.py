@@ -76,8 +76,11 @@ class Estimator:
 
     def alone(self, demand: Demand, decode: Target) -> Estimate:
         """``decode`` computes the prompt, but for what it holds or has cached."""
-        compute_s = self._costs.alone_s(decode.key, computed=max(demand.token_count - self._had(demand, decode), 1))
-        penalty_s = self._disturbance * self._answering(decode.key) * compute_s
+        computed = max(demand.token_count - self._had(demand, decode), 1)
+        compute_s = self._costs.alone_s(decode.key, computed=computed)
+        # What it costs to be answered there at all, a hand-off costs as well: nobody's answer waits for that.
+        more_s = max(compute_s - self._costs.alone_s(decode.key, computed=0), 0.0)
+        penalty_s = self._disturbance * self._answering(decode.key) * more_s
         return Estimate(self._wait_s(decode), compute_s, penalty_s=penalty_s)
 
     def _over_two(self, demand: Demand, prefill: Target, decode: Target, *, held: int) -> Estimate:

@@ -6,7 +6,10 @@ Filled in only where somebody asks, or where nothing was left and the client is 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from backhaul_router.core.routing.demand import Demand, Leg
+from backhaul_router.core.routing.estimates import Estimate
 from backhaul_router.core.routing.target import Target
+from backhaul_router.core.turn import Route
 
 BUSY_FILTERS = frozenset({"max-waiting"})
 """Filters that remove what works and has too much to do."""
@@ -35,6 +38,7 @@ class Rating:
 class ProfileExplanation:
     """How the engine for one leg was chosen, filled in by `Profile.run`."""
 
+    leg: Leg | None = None
     considered: tuple[Target, ...] = ()
     removals: list[Removal] = field(default_factory=list)
     """In the order of the filters; those that removed nothing are left out."""
@@ -56,3 +60,34 @@ class ProfileExplanation:
             self.removals.append(Removal(name, gone))
         if before and not after:
             self.drained_by = name
+
+
+@dataclass(frozen=True, slots=True)
+class RouteExplanation:
+    """What a route would have been like."""
+
+    route: Route
+    legs: tuple[ProfileExplanation, ...] = ()
+    """Those whose engine was a matter of choice."""
+    estimate: Estimate | None = None
+    """None: it could not be taken."""
+    reason: str = ""
+    """Why it was not taken; empty for the one that was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a turn went the way it did."""
+
+    demand: Demand
+    routes: tuple[RouteExplanation, ...]
+
+    @property
+    def taken(self) -> RouteExplanation | None:
+        """The route that was taken; None when there was none."""
+        return next((route for route in self.routes if not route.reason), None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the turn might have had a route if engines had less to do."""
+        return any(leg.busy for route in self.routes for leg in route.legs)

@@ -3,7 +3,7 @@
 ``seconds = sum(part * count)``. An extended Kalman filter follows the logarithms of the parts: so they stay positive,
 and 10 ms and 10 s are followed alike, by relative error. With each piece and with time what was learnt fades towards a
 centre, and the uncertainty grows back to what it was at first. So a part of which no piece tells, and a fit that nobody
-feeds, end where the centre is.
+feeds, end where the centre is. How far pieces are from the sum of their parts is learnt too.
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,12 @@ _HALF_LIFE_PIECES = 300
 
 _LEAST, _MOST = log(1 / 100), log(1e5)
 """Bounds of a part against its prior (logarithms): one that vanished could not be learnt again."""
+
+_MOST_NOISE = 0.4
+"""Bound of the noise that is learnt; variance of logarithms."""
+
+_NOISE_WEIGHT = 0.05
+"""What one piece counts for it."""
 
 Triple = tuple[float, float, float]
 
@@ -82,6 +88,8 @@ class State(NamedTuple):
 
     logs: Triple
     covariance: Covariance
+    noise: float
+    """How far pieces are from the sum of their parts; variance of the logarithm."""
     at: float
 
 
@@ -104,12 +112,12 @@ class Fit:
     """The parts of one kind of work."""
 
     def __init__(self, prior: Prior, centre: Centre, spread: Spread, *, noise: float) -> None:
-        """``spread`` is about ``centre``; ``noise`` is how far pieces are from their sum, as a standard deviation."""
+        """``spread`` is about ``centre``; ``noise`` is the least that there is, as a standard deviation."""
         self._prior = prior
         self._centre = centre
         self._spread = spread.covariance
-        self.noise = noise**2
-        self.state = State(centre.logs(0.0), self._spread, -inf)
+        self._noise = noise**2
+        self.state = State(centre.logs(0.0), self._spread, self._noise, -inf)
 
     @property
     def covariance(self) -> Covariance:
@@ -135,13 +143,14 @@ class Fit:
         expected = i + j + k
         shares = i / expected, j / expected, k / expected
         pull = _times(covariance, shares)
-        return Reading(State(logs, covariance, now), shares, pull, dot(pull, shares), log(seconds / expected))
+        state = State(logs, covariance, self.state.noise, now)
+        return Reading(state, shares, pull, dot(pull, shares), log(seconds / expected))
 
     def learn(self, reading: Reading, surprise: float) -> None:
         """Learns from a piece, as though it had been this much of a surprise."""
-        (x, y, z), covariance, at = reading.state
+        (x, y, z), covariance, noise, at = reading.state
         i, j, k = reading.pull
-        weight = 1 / (reading.variance + self.noise)
+        weight = 1 / (reading.variance + noise)
         step = weight * surprise
         # The whole is to move as far as its parts do on average: logarithms of sums bend.
         moved = dot(reading.shares, (exp(i * step), exp(j * step), exp(k * step)))
@@ -149,13 +158,14 @@ class Fit:
         logs = self._prior.bounded((x + i * step - bend, y + j * step - bend, z + k * step - bend))
         told = i * i, i * j, i * k, j * j, j * k, k * k
         a, b, c, d, e, f = [value - weight * part for value, part in zip(covariance, told, strict=True)]
-        self.state = State(logs, (a, b, c, d, e, f), at)
+        noise += _NOISE_WEIGHT * (min(reading.surprise**2, 1.0) - reading.variance - noise)
+        self.state = State(logs, (a, b, c, d, e, f), min(max(noise, self._noise), max(_MOST_NOISE, self._noise)), at)
 
     def loosen(self, spread: Spread) -> None:
         """What was learnt holds less: the work has changed."""
-        logs, covariance, at = self.state
+        logs, covariance, noise, at = self.state
         a, b, c, d, e, f = [value + more for value, more in zip(covariance, spread.covariance, strict=True)]
-        self.state = State(logs, (a, b, c, d, e, f), at)
+        self.state = State(logs, (a, b, c, d, e, f), noise, at)
 
     def _faded(self, kept: float, now: float) -> Triple:
         x, y, z = self.state.logs

@@ -39,7 +39,7 @@ class Profile:
     ) -> Target | None:
         """Returns the engine for a leg, None when none is left; the explanation then says who took the last."""
         if explanation is not None:
-            explanation.considered = tuple(targets)
+            explanation.leg, explanation.considered = leg, tuple(targets)
         left = _filtered(self._filters, demand, leg, targets, explanation)
         if not left:
             return None
