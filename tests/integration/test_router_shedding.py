@@ -219,7 +219,9 @@ async def test_a_turn_is_counted_in_and_out_once(way: Callable[[RouterStack], Aw
     async with router_stack(body_limit=100_000) as stack:
         await way(stack)
         admission = stack.router.admission
-        await eventually(lambda: (admission.turn_count, admission.held_bytes, stack.router.routing.live.load.total) == (0, 0, 0))
+        await eventually(
+            lambda: (admission.turn_count, admission.held_bytes, stack.router.routing.live.load.total) == (0, 0, 0)
+        )
 
 
 # Bytes
