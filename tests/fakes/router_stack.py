@@ -144,6 +144,8 @@ async def router_for(registries: Sequence[str], **config: Any) -> AsyncIterator[
         "lookup_budget_s": 1.0,
         "grace_s": 0.0,
         "lame_duck_s": 0.0,
+        # What most tests are about; by estimate, engines of no speed would take any route.
+        "prefer": "warm",
     }
     async with running(Config(registry=tuple(registries), **{**defaults, **config})) as router:
         yield router

@@ -389,7 +389,7 @@ async def test_a_client_that_gives_up_ends_its_turn_within_a_second(stack: Route
         with pytest.raises(openai.APITimeoutError):
             await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=stream)
     began = time.monotonic()
-    await eventually(lambda: stack.decode.legs[0].closed_early.is_set() and stack.router.load.total == 0)
+    await eventually(lambda: stack.decode.legs[0].closed_early.is_set() and stack.router.routing.live.load.total == 0)
     assert time.monotonic() - began < 1
 
 
@@ -401,7 +401,7 @@ async def test_a_stream_that_is_closed_ends_its_turn_within_a_second(
     await anext(stream)
     await stream.close()
     began = time.monotonic()
-    await eventually(lambda: stack.decode.legs[0].closed_early.is_set() and stack.router.load.total == 0)
+    await eventually(lambda: stack.decode.legs[0].closed_early.is_set() and stack.router.routing.live.load.total == 0)
     assert time.monotonic() - began < 1
 
 

@@ -71,7 +71,7 @@ async def between_the_legs(scene: Scene, ask: Callable[[], None]) -> None:
     await eventually(lambda: any(known.engine_url == node.engine_url for known in scene.stack.router.table))
     ask()
     await eventually(lambda: bool(scene.stack.prefill.legs) and scene.stack.prefill.legs[0].answered)
-    await eventually(lambda: scene.stack.router.load.total == 1)
+    await eventually(lambda: scene.stack.router.routing.live.load.total == 1)
 
 
 async def waiting_for_decode(scene: Scene, ask: Callable[[], None]) -> None:
@@ -128,7 +128,7 @@ async def test_a_client_that_leaves_ends_all_that_runs_for_it(
     await eventually(lambda: stack.router.admission.turn_count == 0, LIMIT_S)
     await eventually(lambda: all(leg.closed_early.is_set() for leg in scene.legs), LIMIT_S)
     assert time.monotonic() - began < LIMIT_S
-    assert stack.router.load.total == 0
+    assert stack.router.routing.live.load.total == 0
     assert (len(stack.prefill.legs), len(stack.decode.legs)) == begun, "no leg is begun for a client that has gone"
     kept = scene.stack.prefill.handed_off if phase is between_the_legs else []
     await eventually(lambda: stack.owner.released == [(stack.prefill.engine_id, one) for one in kept])
@@ -159,7 +159,7 @@ async def test_a_storm_of_aborts_at_decode_leaves_nothing_running_and_nothing_wa
             await asyncio.wait_for(asyncio.gather(*[one() for _ in range(40)]), 20)
             if batch == 1:
                 await stack.decode.stop()
-        await eventually(lambda: stack.router.load.total == 0)
+        await eventually(lambda: stack.router.routing.live.load.total == 0)
         await eventually(lambda: all(leg.closed_early.is_set() for leg in other.legs))
         other.chunk_gate = None
         assert {(await stack.chat("hi", stream=True)).status for _ in range(5)} == {200}

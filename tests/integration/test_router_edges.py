@@ -76,7 +76,7 @@ async def test_many_streams_twice_with_cancels_between_and_no_connection_is_left
             task.cancel()
         await asyncio.wait(cancelled)
         assert set(await wave()) == {200}
-        await eventually(lambda: stack.router.load.total == stack.router.admission.turn_count == 0)
+        await eventually(lambda: stack.router.routing.live.load.total == stack.router.admission.turn_count == 0)
         await eventually(lambda: stack.prefill.connection_count == stack.decode.connection_count == 0)
 
 

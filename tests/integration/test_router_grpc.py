@@ -214,7 +214,7 @@ async def test_a_deadline_ends_prefill_and_decode_is_never_called(stack: RouterS
     await eventually(stack.prefill.legs[0].closed_early.is_set)
     assert time.monotonic() - began < 1.5
     assert stack.decode.legs == []
-    await eventually(lambda: stack.router.load.total == 0)
+    await eventually(lambda: stack.router.routing.live.load.total == 0)
 
 
 async def test_without_a_deadline_it_works(stub: Stub) -> None:
@@ -228,7 +228,7 @@ async def test_a_cancelled_stream_ends_its_legs(stack: RouterStack, stub: Stub) 
         await call.read()
         await call.read()
         call.cancel()
-    await eventually(lambda: stack.router.load.total == 0, 1)
+    await eventually(lambda: stack.router.routing.live.load.total == 0, 1)
     await eventually(lambda: all(leg.closed_early.is_set() for leg in stack.decode.legs), 1)
 
 

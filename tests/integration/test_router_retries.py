@@ -55,7 +55,7 @@ async def test_a_stream_that_was_given_up_before_its_content_is_repeated_unseen(
     assert got.body == b"".join(map(event_of, stack.decode.text)) + b"data: [DONE]\n\n"
     first, second = [leg.params or {} for leg in stack.decode.legs]
     assert first["remote_request_id"] == stack.prefill.handed_off[0]
-    assert second == {}, "no other prefill node is there: decode computes the prompt"
+    assert list(second) == ["backhaul"], "no other prefill node is there: decode computes the prompt"
     assert len(stack.prefill.legs) == 1
 
 
@@ -84,7 +84,7 @@ async def test_a_turn_that_is_given_up_twice_is_a_503_with_an_error(stack: Route
     assert got.headers["content-type"] == "application/json"
     assert b'"code":"no_capacity"' in got.body
     assert len(stack.decode.legs) == 2
-    assert stack.router.load.total == 0
+    assert stack.router.routing.live.load.total == 0
 
 
 async def test_an_error_after_content_is_passed_on(stack: RouterStack) -> None:
@@ -139,7 +139,7 @@ async def test_when_all_prefill_nodes_refuse_each_is_asked_once_and_the_policy_d
             assert (got.status, got.headers["retry-after"], stack.decode.legs) == (503, "1", [])
         else:
             assert (got.status, got.headers["x-backhaul-fallback"]) == (200, "decode")
-            assert stack.decode.legs[0].params is None
+            assert list(stack.decode.legs[0].params or {}) == ["backhaul"]
 
 
 @pytest.mark.parametrize("fallback", ["strict", "decode"])
@@ -231,7 +231,7 @@ async def test_bad_requests_and_clients_that_leave_take_no_engine_out(stack: Rou
     for task in leaving:
         task.cancel()
     await asyncio.wait(leaving)
-    await eventually(lambda: stack.router.load.total == 0)
+    await eventually(lambda: stack.router.routing.live.load.total == 0)
     assert {(await stack.chat("hi")).status for _ in range(4)} == {200}
     assert len(stack.decode.legs) == len(other.legs) == 22
 
@@ -264,7 +264,7 @@ async def test_a_node_that_leaves_while_a_request_waits_there_costs_no_request(s
     got = await asyncio.wait_for(asking, 5)
     assert (got.status, got.miss) == (200, "decode_failed")
     await eventually(stack.decode.legs[0].closed_early.is_set)
-    assert stack.router.load.total == 0
+    assert stack.router.routing.live.load.total == 0
 
 
 async def test_a_node_that_is_not_ready_for_long_loses_its_waiting_requests() -> None:

@@ -219,7 +219,9 @@ async def test_a_turn_is_counted_in_and_out_once(way: Callable[[RouterStack], Aw
     async with router_stack(body_limit=100_000) as stack:
         await way(stack)
         admission = stack.router.admission
-        await eventually(lambda: (admission.turn_count, admission.held_bytes, stack.router.load.total) == (0, 0, 0))
+        await eventually(
+            lambda: (admission.turn_count, admission.held_bytes, stack.router.routing.live.load.total) == (0, 0, 0)
+        )
 
 
 # Bytes
@@ -326,7 +328,7 @@ async def test_a_client_that_does_not_read_stops_its_engine_and_is_cut_off(whole
             assert flood.sent_bytes < 40 * MIB
         writer.transport.abort()
         del reader
-        await eventually(lambda: stack.router.load.total == 0)
+        await eventually(lambda: stack.router.routing.live.load.total == 0)
 
 
 async def test_a_client_that_reads_slowly_gets_everything() -> None:

@@ -109,7 +109,7 @@ async def test_prefill_that_never_answers_fails_at_its_limit() -> None:
         assert (await stack.chat("hi")).status == 504
         await eventually(stack.prefill.legs[0].closed_early.is_set)
         assert stack.decode.legs == []
-        assert stack.router.load.total == 0
+        assert stack.router.routing.live.load.total == 0
 
 
 async def test_hanging_requests_do_not_hold_up_a_healthy_one() -> None:
@@ -121,7 +121,7 @@ async def test_hanging_requests_do_not_hold_up_a_healthy_one() -> None:
         assert (await stack.chat("hi")).status == 200
         assert time.monotonic() - began < 1
         assert {got.status for got in await asyncio.gather(*stuck)} == {504}
-        assert stack.router.load.total == 0
+        assert stack.router.routing.live.load.total == 0
 
 
 # Breaks
@@ -280,7 +280,7 @@ async def test_a_storm_of_aborts_and_the_death_of_an_engine_leave_the_others_ser
         await asyncio.sleep(0.005)
     await asyncio.gather(*began, return_exceptions=True)
     assert [(await stack.chat("hi")).status for _ in range(5)] == [200] * 5
-    await eventually(lambda: stack.router.load.total == 0)
+    await eventually(lambda: stack.router.routing.live.load.total == 0)
     await stack.decode.start()
 
 
@@ -303,14 +303,14 @@ async def test_engines_that_come_and_go_leave_no_request_hanging() -> None:
         churning.cancel()
         await asyncio.wait([churning])
         assert {got.status for got in answers} == {200}
-        await eventually(lambda: stack.router.load.total == 0)
+        await eventually(lambda: stack.router.routing.live.load.total == 0)
 
 
 async def _ends(stack: RouterStack, leg: Leg) -> None:
     began = time.monotonic()
     await eventually(leg.closed_early.is_set, 2)
     assert time.monotonic() - began < 1
-    await eventually(lambda: stack.router.load.total == 0, 1)
+    await eventually(lambda: stack.router.routing.live.load.total == 0, 1)
 
 
 def _raw_request(*, stream: bool) -> bytes:

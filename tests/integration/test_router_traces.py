@@ -169,7 +169,7 @@ async def test_streams_cancelled_at_any_point_leave_no_span_open(
             task.cancel()
             call.cancel()
             await asyncio.wait([task])
-        await eventually(lambda: stack.router.load.total == 0)
+        await eventually(lambda: stack.router.routing.live.load.total == 0)
     assert "Failed to detach context" not in caplog.text
     await eventually(lambda: len(named(spans, "prefill")) >= len(stack.prefill.legs))
     await eventually(lambda: len(named(spans, "decode")) >= len(stack.decode.legs))

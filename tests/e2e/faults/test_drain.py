@@ -32,7 +32,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         prefill=[SimulatedEngine()],
         decode=[decode] * len(DECODES),
         agent_flags=["--drain-s", "8"],
-        router_flags=["--lookup-budget-s", "1"],
+        router_flags=["--prefer", "warm", "--lookup-budget-s", "1"],
     )
     with Stack(options) as stack:
         yield stack

@@ -41,7 +41,7 @@ def stack(network: BreakableNetwork, tmp_path_factory: pytest.TempPathFactory) -
         state=tmp_path_factory.mktemp("s"),
         prefill=[prefill],
         decode=[decode],
-        router_flags=["--gone-timeout-s", "1", "--lookup-budget-s", "1"],
+        router_flags=["--prefer", "warm", "--gone-timeout-s", "1", "--lookup-budget-s", "1"],
         network=network,
     )
     with Stack(options) as stack:
@@ -51,7 +51,7 @@ def stack(network: BreakableNetwork, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def patient_router(stack: Stack) -> str:
     """A router that waits for an engine however long it is away: then only the engines guard their blocks."""
-    return stack.add_router(["--gone-timeout-s", "120", "--lookup-budget-s", "1"])
+    return stack.add_router(["--prefer", "warm", "--gone-timeout-s", "120", "--lookup-budget-s", "1"])
 
 
 @pytest.fixture

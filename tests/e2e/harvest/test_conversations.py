@@ -24,7 +24,7 @@ from tests.soak.ledgers import Ledgers
 LEASE_S = 60.0
 STOCK_AGENT = ("--weights-digest", DIGEST, "--engine-lease-s", str(LEASE_S))
 BUDGET_S = 2.0
-ROUTER = ("--lookup-budget-s", "0.5", "--harvest-budget-s", str(BUDGET_S))
+ROUTER = ("--prefer", "warm", "--lookup-budget-s", "0.5", "--harvest-budget-s", str(BUDGET_S))
 
 pytestmark = pytest.mark.timeout(300)
 

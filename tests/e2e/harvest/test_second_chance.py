@@ -23,10 +23,13 @@ DECODE = {"decode-1": "with the connector", "decode-2": "without it"}
 pytestmark = pytest.mark.timeout(300)
 
 
+ROUTER = ("--prefer", "warm")
+
+
 def simulated(state: Path) -> StackOptions:
     own = SimulatedEngine(lease_s=LEASE_S, agent_flags=RETAIN_NOTHING)
     stock = SimulatedEngine(lease_s=LEASE_S, agent_flags=STOCK_AGENT, connector=False, flags=["--no-bidirectional"])
-    return StackOptions(state=state, prefill=[own], decode=[own, stock])
+    return StackOptions(state=state, prefill=[own], decode=[own, stock], router_flags=ROUTER)
 
 
 def real(state: Path, python: Path, model: Path) -> StackOptions:
@@ -34,7 +37,9 @@ def real(state: Path, python: Path, model: Path) -> StackOptions:
     own = EngineOptions(lease_s=LEASE_S, extra_config=named, agent_flags=RETAIN_NOTHING)
     plain = {"bidirectional_kv_xfer": False}
     stock = EngineOptions(lease_s=LEASE_S, extra_config=plain, agent_flags=STOCK_AGENT, connector=False)
-    return StackOptions(state=state, prefill=[own], decode=[own, stock], engine_python=python, model=model)
+    return StackOptions(
+        state=state, prefill=[own], decode=[own, stock], engine_python=python, model=model, router_flags=ROUTER
+    )
 
 
 @pytest.fixture(scope="module", params=["simulated", REAL])

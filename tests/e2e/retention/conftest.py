@@ -85,7 +85,7 @@ def _options(state: Path, prefill: EngineOf, decode: EngineOf) -> StackOptions:
             *("--drain-s", "60"),
         ],
         # Generous: the engines of a test machine take all its cores.
-        router_flags=["--lookup-budget-s", "0.5"],
+        router_flags=["--prefer", "warm", "--lookup-budget-s", "0.5"],
     )
 
 

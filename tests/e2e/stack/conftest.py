@@ -63,7 +63,7 @@ def stack(
         routers=2,
         agent_flags=["--lease-ttl-s", str(LEASE_TTL_S), "--claim-ttl-s", str(CLAIM_TTL_S)],
         # Generous: the engines of a test machine take all its cores.
-        router_flags=["--lookup-budget-s", "0.5"],
+        router_flags=["--prefer", "warm", "--lookup-budget-s", "0.5"],
         network=network,
     )
     with Stack(options) as stack:
@@ -97,7 +97,7 @@ def tenants(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     (folder / "tenants.toml").write_text("\n".join(lines))
     (folder / "cluster.key").write_text("0123456789abcdef" * 4)
     flags = ["--tenants-file", str(folder / "tenants.toml"), "--cluster-key-file", str(folder / "cluster.key")]
-    url = stack.add_router([*flags, "--lookup-budget-s", "0.5"])
+    url = stack.add_router([*flags, "--prefer", "warm", "--lookup-budget-s", "0.5"])
     with ExitStack() as exit_stack:
         clients = {name: Chat(url, headers={"authorization": f"Bearer {key}"}) for name, key in KEYS.items()}
         for client in clients.values():

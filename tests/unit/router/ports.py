@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any
 import msgspec
 
 from backhaul_common.errors import BackhaulError, DeadlineExceededError
+from backhaul_router.attempts import Attempts
+from backhaul_router.choosing import Chooser
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.claims import Claim, Grant, Harvest, KeptBlocks
@@ -17,10 +20,14 @@ from backhaul_router.core.engines import EngineError, Failure, Reply
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.lookup import keys_of
 from backhaul_router.core.nodes import Node, NodeTable
-from backhaul_router.core.picking import Load
+from backhaul_router.core.routing.assembly import assemble
+from backhaul_router.core.routing.planner import RoutePolicy
+from backhaul_router.core.routing.settings import RoutingSettings
 from backhaul_router.core.scopes import Scopes
 from backhaul_router.core.tenants import Tenants
+from backhaul_router.core.turn import Route
 from backhaul_router.departures import Departures
+from backhaul_router.legs import Legs
 from backhaul_router.lookups import Lookups
 from backhaul_router.observing import TurnObserver
 from backhaul_router.ports import Answer, Policy, TurnRequest
@@ -252,7 +259,10 @@ def ready(*ids: str, **fields: Any) -> list[Node]:
 
 
 class Bench:
-    """The turn code over fakes. Nodes p1, p2, d1, d2 serve the model ``m``."""
+    """The turn code over fakes. Nodes p1, p2, d1, d2 serve the model ``m``.
+
+    Turns are warm where they can be, unless ``prefer`` says otherwise.
+    """
 
     def __init__(
         self,
@@ -261,6 +271,8 @@ class Bench:
         policy: Policy | None = None,
         tenants: Tenants | None = None,
         harvest_budget_s: float = HARVEST_BUDGET_S,
+        prefer: Route | None = Route.WARM,
+        settings: RoutingSettings | None = None,
     ) -> None:
         self.clock = FakeClock()
         self.registry = FakeRegistry(self.clock)
@@ -268,16 +280,23 @@ class Bench:
         self.engines = FakeEngines()
         self.table = NodeTable()
         self.table.replace(ready("p1", "p2", "d1", "d2") if nodes is None else nodes)
-        self.load = Load(self.clock.monotonic)
         self.fresh = FreshKeys(self.clock.monotonic)
         self.departures = Departures(self.table, self.clock, patience_s=PATIENCE_S)
-        policy = policy or Policy()
+        policy, observer = policy or Policy(), TurnObserver(self.clock)
+        self.routing = assemble(
+            table=self.table,
+            monotonic=self.clock.monotonic,
+            rng=random.Random(7),
+            settings=settings or RoutingSettings(),
+            policy=RoutePolicy(prefer=prefer, decode_computes=policy.prefill_fallback == "decode"),
+        )
+        self.live = self.routing.live
         tokens = PromptTokens(self.engines, self.clock)
         second_chances = SecondChances(
             owner=self.owner,
             tokens=tokens,
             table=self.table,
-            load=self.load,
+            planner=self.routing.planner,
             clock=self.clock,
             budget_s=harvest_budget_s,
             keep_constraints=policy.keep_constraints,
@@ -286,25 +305,45 @@ class Bench:
             registry=self.registry,
             owner=self.owner,
             tokens=tokens,
-            second_chances=second_chances,
             table=self.table,
-            load=self.load,
             fresh=self.fresh,
             clock=self.clock,
             budget_s=BUDGET_S,
         )
-        self.turns = Turns(
+        legs = Legs(
             engines=self.engines,
             owner=self.owner,
-            lookups=lookups,
-            table=self.table,
-            load=self.load,
+            live=self.live,
+            learning=self.routing.learning,
             departures=self.departures,
+            policy=policy,
+            observer=observer,
+        )
+        attempts = Attempts(
+            legs=legs,
+            table=self.table,
+            planner=self.routing.planner,
+            live=self.live,
+            retries=self.routing.retries,
+            policy=policy,
+            observer=observer,
+        )
+        self.turns = Turns(
+            chooser=Chooser(
+                lookups=lookups,
+                second_chances=second_chances,
+                planner=self.routing.planner,
+                rates=self.routing.rates,
+            ),
+            attempts=attempts,
+            legs=legs,
+            table=self.table,
+            live=self.live,
             fresh=self.fresh,
             tenants=tenants or Tenants(),
             scopes=Scopes(tenants or Tenants(), CLUSTER_KEY),
             policy=policy,
-            observer=TurnObserver(self.clock),
+            observer=observer,
         )
 
     def publish(self, *contents: str, node_id: str = "d1", set_id: str = "set", **fields: Any) -> None:

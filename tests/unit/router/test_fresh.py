@@ -1,7 +1,7 @@
 """Keys of turns that have only just ended."""
 
 from backhaul_router.core.fresh import FRESH_S, MAX_FRESH, FreshKeys
-from tests.unit.router.test_picking import Now
+from tests.unit.router.health.pool import Now
 
 
 def test_a_fresh_key_that_is_not_found_is_missing() -> None:

@@ -10,16 +10,34 @@ from backhaul_router.core.body import Endpoint
 from backhaul_router.core.claims import KeptBlocks
 from backhaul_router.core.engines import EngineError, Failure, Reply
 from backhaul_router.core.errors import ApiError
+from backhaul_router.core.health.circuit import BreakerSettings
+from backhaul_router.core.health.pairs import APART_S
 from backhaul_router.core.nodes import NodeState
+from backhaul_router.core.routing.settings import DecodeSettings, RoutingSettings
 from backhaul_router.core.salt import salt_for
-from backhaul_router.core.standing import APART_S, AVOIDED_S, FAULTS_IN_A_ROW
 from backhaul_router.core.tenants import parse_tenants
 from backhaul_router.ports import Policy, TurnRequest
-from tests.unit.router.ports import CLUSTER_KEY, PATIENCE_S, Bench, FakeStream, fault, hand_off, ready, warm_hand_off
+from tests.unit.router.ports import (
+    CLUSTER_KEY,
+    PATIENCE_S,
+    Bench,
+    FakeStream,
+    Sent,
+    fault,
+    hand_off,
+    ready,
+    warm_hand_off,
+)
 from tests.unit.router.test_tenants import FILE
 
 JSON = {"content-type": "application/json"}
+BREAKER = BreakerSettings()
 STRICT = Policy(prefill_fallback="strict")
+
+
+def handed_off(leg: Sent) -> bool:
+    """Tells whether a decode leg was handed blocks."""
+    return "remote_block_ids" in leg.body.get("kv_transfer_params", {})
 
 
 def warm_bench(**options: Any) -> Bench:
@@ -40,7 +58,7 @@ async def test_a_cold_turn_hands_prefills_blocks_to_decode() -> None:
     assert decode.body["kv_transfer_params"]["remote_host"] == "h"
     assert len(decode.body["kv_transfer_params"]["backhaul"]["keys"]) == 1
     assert done.body == b"data: [DONE]\n\n"
-    assert bench.load.total == 0
+    assert bench.live.load.total == 0
 
 
 async def test_a_warm_turn_reports_what_was_read() -> None:
@@ -97,7 +115,7 @@ async def test_blocks_that_nobody_verified_go_no_further() -> None:
     unverified = warm_hand_off().body.replace(b"backhaul", b"something")
     bench.engines.prefill_steps = [type(hand_off())(200, {}, unverified)]
     assert (await bench.chat("a", "b", "c")).served == ("cold", "no_connector")
-    assert "kv_transfer_params" not in bench.engines.decodes[0].body
+    assert not handed_off(bench.engines.decodes[0])
 
 
 @pytest.mark.parametrize("reply", [b"{}", b'{"kv_transfer_params": null}', b"garbage"])
@@ -106,7 +124,7 @@ async def test_without_a_hand_off_decode_computes_the_prompt(reply: bytes) -> No
     bench.engines.prefill_steps = [type(hand_off())(200, {}, reply)]
     done = await bench.chat("a")
     assert done.answer.status == 200
-    assert "kv_transfer_params" not in bench.engines.decodes[0].body
+    assert not handed_off(bench.engines.decodes[0])
 
 
 # Prefill fails
@@ -212,7 +230,7 @@ async def test_when_all_prefill_engines_refuse_decode_computes_the_prompt_if_it_
     bench.engines.prefill_steps = [fault(503), fault(503)]
     done = await bench.chat("a")
     assert done.answer.headers["x-backhaul-fallback"] == "decode"
-    assert "kv_transfer_params" not in bench.engines.decodes[0].body
+    assert not handed_off(bench.engines.decodes[0])
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 429])
@@ -234,7 +252,7 @@ async def test_without_prefill_nodes_the_policy_decides() -> None:
     bench = Bench(nodes=nodes)
     done = await bench.chat("a")
     assert done.answer.outcome.fallback
-    assert "kv_transfer_params" not in bench.engines.decodes[0].body
+    assert not handed_off(bench.engines.decodes[0])
 
 
 async def test_without_decode_nodes_there_is_no_capacity() -> None:
@@ -305,7 +323,7 @@ async def test_blocks_that_no_decode_engine_can_read_fail_no_turn() -> None:
     bench = Bench(nodes=ready("p1", "d1", "d2"))
 
     async def unreadable() -> FakeStream:
-        if "kv_transfer_params" in bench.engines.decodes[-1].body:
+        if handed_off(bench.engines.decodes[-1]):
             raise EngineError(Failure.ABANDONED)
         return FakeStream()
 
@@ -328,7 +346,7 @@ async def test_a_stream_that_breaks_ends_with_an_error() -> None:
     assert done.broken is not None
     assert done.answer.outcome.result == "broken"
     assert len(bench.engines.decodes) == 1
-    assert bench.load.standing.avoided(*ready("d1"))
+    assert bench.live.breakers.avoided(*ready("d1"))
 
 
 async def test_a_whole_answer_that_breaks_is_asked_for_once_more() -> None:
@@ -377,7 +395,7 @@ async def test_a_request_that_was_given_up_twice_is_a_503() -> None:
         await bench.chat("a")
     assert (caught.value.status, caught.value.headers["retry-after"]) == (503, "1")
     assert len(bench.engines.decodes) == 2
-    assert bench.load.total == bench.engines.open_decodes == 0
+    assert bench.live.load.total == bench.engines.open_decodes == 0
 
 
 async def test_a_request_that_worked_in_the_end_shows_that_the_pair_was_to_blame() -> None:
@@ -385,7 +403,7 @@ async def test_a_request_that_worked_in_the_end_shows_that_the_pair_was_to_blame
     bench.engines.decode_steps = [_abandoned]
     await bench.chat("a")
     first, decode = bench.engines.prefills[0].node, bench.engines.decodes[0].node
-    assert bench.load.standing.apart(*ready(first, decode))
+    assert bench.live.pairs.apart(*ready(first, decode))
     for _ in range(8):
         await bench.chat("a")
     pairs = list(zip(bench.engines.prefills, bench.engines.decodes, strict=True))[1:]
@@ -397,7 +415,7 @@ async def test_a_request_that_never_worked_blames_no_pair() -> None:
     bench.engines.decode_steps = [_abandoned, _abandoned]
     with pytest.raises(ApiError):
         await bench.chat("a")
-    assert not any(bench.load.standing.apart(*ready(p, d)) for p in ("p1", "p2") for d in ("d1", "d2"))
+    assert not any(bench.live.pairs.apart(*ready(p, d)) for p in ("p1", "p2") for d in ("d1", "d2"))
 
 
 async def test_a_prefill_engine_that_cannot_read_from_a_holder_is_not_asked_again_for_a_while() -> None:
@@ -440,17 +458,17 @@ async def test_errors_that_blame_the_client_count_against_nobody(status: int) ->
     for _ in range(10):
         with pytest.raises(ApiError):
             await bench.chat("a")
-    assert not any(bench.load.standing.avoided(node) for node in ready("p1", "d1", "d2"))
+    assert not any(bench.live.breakers.avoided(node) for node in ready("p1", "d1", "d2"))
 
 
 async def test_prefill_that_gives_up_every_request_counts_too() -> None:
     bench = Bench(nodes=ready("p1", "p2", "d1"))
     given_up = Reply(200, {}, b'{"choices": [{"finish_reason": "error"}]}')
-    bench.engines.prefill_steps = [given_up] * (2 * FAULTS_IN_A_ROW)
-    for _ in range(2 * FAULTS_IN_A_ROW):
+    bench.engines.prefill_steps = [given_up] * (2 * BREAKER.faults)
+    for _ in range(2 * BREAKER.faults):
         with pytest.raises(ApiError):
             await bench.chat("a")
-    assert all(bench.load.standing.avoided(node) for node in ready("p1", "p2"))
+    assert all(bench.live.breakers.avoided(node) for node in ready("p1", "p2"))
 
 
 async def test_a_prompt_that_prefill_computed_in_the_end_was_no_fallback() -> None:
@@ -462,24 +480,26 @@ async def test_a_prompt_that_prefill_computed_in_the_end_was_no_fallback() -> No
 
 
 async def test_a_node_that_always_fails_gets_only_probes_until_it_works() -> None:
-    bench = Bench(nodes=ready("p1", "d1", "d2"))
+    bench = Bench(nodes=ready("p1", "d1", "d2"), settings=RoutingSettings(decode=DecodeSettings(scorers=())))
 
     async def on_d1_unavailable() -> FakeStream:
         return FakeStream(b"{}", status=503 if bench.engines.decodes[-1].node == "d1" else 200, headers=JSON)
 
     bench.engines.decode_steps = [on_d1_unavailable] * 40
-    for _ in range(10):
-        assert (await bench.chat("a")).answer.status == 200
+    for turn in range(10):
+        assert (await bench.chat(f"a{turn}")).answer.status == 200
     asked = [leg.node for leg in bench.engines.decodes]
     assert asked.count("d1") == 1
-    bench.clock.now += AVOIDED_S
-    for _ in range(10):
-        await bench.chat("a")
+    bench.clock.now += BREAKER.ejection_s
+    for turn in range(10):
+        await bench.chat(f"b{turn}")
     assert [leg.node for leg in bench.engines.decodes].count("d1") == 2
-    bench.clock.now += AVOIDED_S
+    bench.clock.now += 2 * BREAKER.ejection_s
     bench.engines.decode_steps = []
-    for _ in range(10):
-        await bench.chat("a")
+    await bench.chat("a")
+    bench.clock.now += BREAKER.slow_start_s
+    for turn in range(10):
+        await bench.chat(f"c{turn}")
     assert [leg.node for leg in bench.engines.decodes].count("d1") > 4
 
 
@@ -508,7 +528,7 @@ async def test_a_leg_at_a_node_that_goes_is_repeated_elsewhere(leg: str) -> None
     done = await task
     assert done.served == ("cold", f"{leg}_failed")
     assert gone not in {sent.node for sent in (*bench.engines.prefills[1:], *bench.engines.decodes[-1:])}
-    assert bench.load.total == 0
+    assert bench.live.load.total == 0
 
 
 async def test_decode_that_waits_for_blocks_of_a_node_that_goes_gets_others() -> None:
@@ -528,7 +548,7 @@ async def test_decode_that_waits_for_blocks_of_a_node_that_goes_gets_others() ->
     bench.departures.look()
     assert (await task).served == ("cold", "decode_failed")
     assert bench.engines.prefills[1].node != gone
-    assert not bench.load.standing.avoided(*ready("d1"))
+    assert not bench.live.breakers.avoided(*ready("d1"))
 
 
 async def test_a_leg_at_the_last_node_that_goes_is_a_503() -> None:
@@ -614,7 +634,7 @@ async def test_requests_that_need_one_engine_go_to_decode_alone(fields: dict[str
     assert done.served == ("cold", "unsupported_request")
     assert bench.engines.prefills == []
     assert bench.registry.lookups == []
-    assert "kv_transfer_params" not in bench.engines.decodes[0].body
+    assert not handed_off(bench.engines.decodes[0])
 
 
 async def test_a_turn_without_reuse_neither_looks_up_nor_leaves_anything() -> None:
@@ -688,12 +708,12 @@ async def test_a_client_that_leaves_during_prefill_ends_the_turn() -> None:
     bench.engines.prefill_steps = [wait]
     task = asyncio.create_task(bench.chat("a", "b", "c"))
     await reached.wait()
-    assert bench.load.total == 1
+    assert bench.live.load.total == 1
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert bench.engines.decodes == []
-    assert bench.load.total == 0
+    assert bench.live.load.total == 0
 
 
 async def test_a_client_that_leaves_while_decode_streams_ends_the_leg() -> None:
@@ -702,4 +722,4 @@ async def test_a_client_that_leaves_while_decode_streams_ends_the_leg() -> None:
         await bench.leave("a")
     assert len(bench.engines.decodes) == 1
     assert bench.engines.open_decodes == 0
-    assert bench.load.total == 0
+    assert bench.live.load.total == 0

@@ -80,7 +80,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--reply-tokens", type=_count, metavar="N", default=plan.reply_tokens, help="length of every reply"
     )
-    for command in (run, up):
+    for command, prefer in ((run, "warm"), (up, "auto")):
+        command.add_argument(
+            "--prefer",
+            choices=["auto", "cold", "warm", "append"],
+            default=prefer,
+            help="route that turns take wherever it can be taken; auto: the one that is estimated to be the fastest",
+        )
         command.add_argument(
             "--engine-python",
             type=Path,
@@ -132,7 +138,7 @@ def _stack(options: argparse.Namespace, console: Console, steps: Steps) -> Itera
         etcd_members=options.etcd_members,
         registries=options.registries,
         routers=options.routers,
-        router_flags=["--lookup-budget-s", str(_LOOKUP_BUDGET_S)],
+        router_flags=["--lookup-budget-s", str(_LOOKUP_BUDGET_S), "--prefer", options.prefer, "--explain"],
         default_ports=True,
         **(_simulated(options) if options.simulated else _real(options, state, steps)),
     )

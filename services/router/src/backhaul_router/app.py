@@ -1,6 +1,7 @@
 """Wires the router."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,19 +14,26 @@ from backhaul_common.clock import SystemClock
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.grpc_server import GrpcServer
 from backhaul_router.admission import Admission
+from backhaul_router.attempts import Attempts
+from backhaul_router.choosing import Chooser
 from backhaul_router.config import Config
 from backhaul_router.conversations import Conversations
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.nodes import NodeTable
-from backhaul_router.core.picking import Load
 from backhaul_router.core.queueing import TurnQueue
+from backhaul_router.core.routing.assembly import Routing, assemble
+from backhaul_router.core.routing.planner import RoutePolicy
+from backhaul_router.core.routing.settings import RoutingSettings, parse_routing
 from backhaul_router.core.scopes import Scopes
 from backhaul_router.core.tenants import Tenants, parse_tenants
+from backhaul_router.core.turn import Route
 from backhaul_router.departures import Departures
 from backhaul_router.engine_client import EngineClient, EngineTimeouts
 from backhaul_router.grpc_service import SERVICE_NAME, InferenceService
 from backhaul_router.http_protocol import ClientLimits
 from backhaul_router.http_service import HttpService
+from backhaul_router.legs import Legs
+from backhaul_router.load_reports import LoadReports
 from backhaul_router.lookups import Lookups
 from backhaul_router.models import Models
 from backhaul_router.observing import TurnObserver
@@ -53,7 +61,7 @@ class Running:
     http_port: int
     grpc_port: int
     table: NodeTable
-    load: Load
+    routing: Routing
     admission: Admission
 
 
@@ -91,7 +99,14 @@ async def running(config: Config) -> AsyncIterator[Running]:
     tenants, policy = _tenants(config), _policy(config)
     scopes = Scopes(tenants, _cluster_key(config))
     clock = SystemClock()
-    table, load, fresh = NodeTable(), Load(clock.monotonic), FreshKeys(clock.monotonic)
+    table, fresh, observer = NodeTable(), FreshKeys(clock.monotonic), TurnObserver(clock)
+    routing = assemble(
+        table=table,
+        monotonic=clock.monotonic,
+        rng=random.Random(),
+        settings=_routing_settings(config),
+        policy=_route_policy(config),
+    )
     readiness, changed = Readiness(table), asyncio.Event()
     departures = Departures(table, clock, patience_s=config.gone_timeout_s)
     async with (
@@ -106,7 +121,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             owner=owner,
             tokens=tokens,
             table=table,
-            load=load,
+            planner=routing.planner,
             clock=clock,
             budget_s=config.harvest_budget_s,
             keep_constraints=policy.keep_constraints,
@@ -115,25 +130,41 @@ async def running(config: Config) -> AsyncIterator[Running]:
             registry=registry,
             owner=owner,
             tokens=tokens,
-            second_chances=second_chances,
             table=table,
-            load=load,
             fresh=fresh,
             clock=clock,
             budget_s=config.lookup_budget_s,
         )
-        turns = Turns(
+        legs = Legs(
             engines=engines,
             owner=owner,
-            lookups=lookups,
-            table=table,
-            load=load,
+            live=routing.live,
+            learning=routing.learning,
             departures=departures,
+            policy=policy,
+            observer=observer,
+        )
+        attempts = Attempts(
+            legs=legs,
+            table=table,
+            planner=routing.planner,
+            live=routing.live,
+            retries=routing.retries,
+            policy=policy,
+            observer=observer,
+        )
+        chooser = Chooser(lookups=lookups, second_chances=second_chances, planner=routing.planner, rates=routing.rates)
+        turns = Turns(
+            chooser=chooser,
+            attempts=attempts,
+            legs=legs,
+            table=table,
+            live=routing.live,
             fresh=fresh,
             tenants=tenants,
             scopes=scopes,
             policy=policy,
-            observer=TurnObserver(clock),
+            observer=observer,
         )
         conversations = Conversations(
             registry=registry, owner=owner, table=table, tenants=tenants, scopes=scopes, clock=clock
@@ -174,10 +205,11 @@ async def running(config: Config) -> AsyncIterator[Running]:
                 tasks.create_task(registry.watch()),
                 tasks.create_task(watch_orphans(table, engines, clock, changed.set)),
                 tasks.create_task(departures.watch()),
-                tasks.create_task(_follow(changed, table, load, readiness, grpc_server, owner)),
+                tasks.create_task(LoadReports(table, routing.live.reports, clock).run()),
+                tasks.create_task(_follow(changed, table, routing, readiness, grpc_server, owner)),
             )
             try:
-                yield Running(http.port, grpc_server.port, table, load, admission)
+                yield Running(http.port, grpc_server.port, table, routing, admission)
                 await _leave(readiness, grpc_server, http)
                 _log.info("leaving", lame_duck_s=config.lame_duck_s, running_turns=admission.turn_count)
                 await clock.sleep(config.lame_duck_s)
@@ -196,7 +228,12 @@ async def _leave(readiness: Readiness, server: GrpcServer, http: HttpService) ->
 
 
 async def _follow(
-    changed: asyncio.Event, table: NodeTable, load: Load, readiness: Readiness, server: GrpcServer, owner: OwnerClient
+    changed: asyncio.Event,
+    table: NodeTable,
+    routing: Routing,
+    readiness: Readiness,
+    server: GrpcServer,
+    owner: OwnerClient,
 ) -> None:
     """Reports readiness, and drops what belongs to nodes that are gone, after each change of the nodes."""
     ready: bool | None = None
@@ -204,7 +241,7 @@ async def _follow(
     while True:
         await changed.wait()
         changed.clear()
-        load.forget({node.node_id for node in table})
+        routing.follow({node.node_id for node in table})
         await owner.forget(owner.known() - {node.agent_address for node in table})
         problem = readiness.problem()
         if ready is not (not problem):
@@ -267,7 +304,25 @@ def _policy(config: Config) -> Policy:
         prefill_fallback=config.prefill_fallback,
         keep_constraints=tuple(part.lower() for part in config.keep_constraints),
         engine_key=engine_key,
+        explain=config.explain,
     )
+
+
+def _route_policy(config: Config) -> RoutePolicy:
+    return RoutePolicy(
+        routes=frozenset(map(Route, config.routes)),
+        prefer=None if config.prefer == "auto" else Route(config.prefer),
+        decode_computes=config.prefill_fallback == "decode",
+    )
+
+
+def _routing_settings(config: Config) -> RoutingSettings:
+    if not config.routing_file:
+        return RoutingSettings()
+    try:
+        return parse_routing(_read(config.routing_file).decode())
+    except ValueError as error:
+        raise InvalidArgumentError("BAD_ROUTING_FILE", f"{config.routing_file}: {error}") from error
 
 
 def _read(path: str) -> bytes:

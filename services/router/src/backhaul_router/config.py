@@ -2,11 +2,12 @@
 
 from typing import Literal
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 
 from backhaul_common.addresses import Address, Addresses
 from backhaul_common.config import ServiceConfig, Texts
 from backhaul_common.errors import InvalidArgumentError
+from backhaul_router.core.turn import Route
 
 _SPARE_FILES = 1024
 """For gRPC's connections, to clients, registries and agents, and for model lists."""
@@ -30,6 +31,14 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     """time that a turn may spend on finding and claiming what it can reuse"""
     harvest_budget_s: float = Field(default=0.25, ge=0, le=5)
     """time that a turn with nothing to claim may spend on getting what a decode engine still caches; 0: none"""
+    routes: Texts = ("cold", "warm", "append")
+    """routes that turns may take; cold must be among them: it is what is left when nothing else works"""
+    prefer: Literal["auto", "cold", "warm", "append"] = "auto"
+    """auto: the route that promises the first token soonest; else that one wherever it can be taken"""
+    routing_file: str = ""
+    """TOML file with limits, plugins and their weights: see docs/routing.md"""
+    explain: bool = False
+    """tell callers who ask how a turn is routed (Explain, x-backhaul-explain: on); the answers name nodes"""
     tenants_file: str = ""
     """TOML file with [tenants.NAME] key_sha256 = ["<hex>"], and max_turns, max_queued, priority; without it there is no
     authentication"""
@@ -79,8 +88,20 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """least level that is logged"""
 
+    @field_validator("routes")
+    @classmethod
+    def _known_routes(cls, routes: tuple[str, ...]) -> tuple[str, ...]:
+        known = [route.value for route in Route]
+        if unknown := [route for route in routes if route not in known]:
+            raise ValueError(f"there is no route {unknown[0]!r}; there are {', '.join(known)}")
+        if Route.COLD.value not in routes:
+            raise ValueError("cold must be among them: it is what is left when nothing else works")
+        return routes
+
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
+        if self.prefer not in ("auto", *self.routes):
+            raise ValueError(f"prefer is {self.prefer}, which is not among the routes ({', '.join(self.routes)})")
         if self.max_held < self.body_limit:
             raise ValueError(f"max_held must be at least body_limit ({int(self.body_limit)} bytes)")
         return self

@@ -12,6 +12,7 @@ from backhaul.router.v1 import router_pb2, router_pb2_grpc
 from backhaul_common.errors import (
     BackhaulError,
     DeadlineExceededError,
+    FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
     NotFoundError,
@@ -25,6 +26,7 @@ from backhaul_router.core.body import Endpoint
 from backhaul_router.core.engines import EngineError
 from backhaul_router.core.errors import ApiError, bounded, engine_answer
 from backhaul_router.core.turn import Outcome
+from backhaul_router.explaining import explanation_to
 from backhaul_router.models import Models
 from backhaul_router.ports import Answer, TurnRequest
 from backhaul_router.slow_readers import SlowReaders
@@ -43,10 +45,16 @@ _LONGEST_NUMBER = 20
 Context = grpc.aio.ServicerContext[Any, Any]
 R = TypeVar("R")
 
+_ENDPOINTS = {
+    router_pb2.API_CHAT_COMPLETIONS: Endpoint.CHAT,
+    router_pb2.API_COMPLETIONS: Endpoint.COMPLETIONS,
+}
+
 _ERRORS: dict[int, type[BackhaulError]] = {
     401: UnauthenticatedError,
     403: UnauthenticatedError,
     404: NotFoundError,
+    412: FailedPreconditionError,
     413: ResourceExhaustedError,
     429: ResourceExhaustedError,
     503: UnavailableError,
@@ -111,6 +119,18 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
         except ApiError as error:
             raise _as_backhaul(error) from error
         return router_pb2.EndConversationResponse(released_count=ended.released, deferred_count=ended.deferred)
+
+    async def Explain(self, request: router_pb2.ExplainRequest, context: Context) -> router_pb2.ExplainResponse:
+        """Says how a turn would be served."""
+        endpoint = _ENDPOINTS.get(request.api)
+        if endpoint is None:
+            raise InvalidArgumentError("API", "api must name the API that the body is for")
+        turn = self._request(endpoint, request.body, request.session_id, context)
+        try:
+            with self._admission.listing():
+                return explanation_to(await self._turns.explain(turn))
+        except ApiError as error:
+            raise _as_backhaul(error) from error
 
     async def ListModels(
         self, request: router_pb2.ListModelsRequest, context: Context

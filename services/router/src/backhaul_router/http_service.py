@@ -171,6 +171,7 @@ class HttpService:
                 session_id=headers.get("x-session-id") or headers.get("x-conversation-id"),
                 authorization=headers.get("authorization"),
                 reuse=headers.get("x-backhaul-reuse", "").lower() != "off",
+                explain=headers.get("x-backhaul-explain", "").lower() == "on",
                 parent=context_from(_trace_headers(headers)),
             )
             async with self._turns.run(turn) as answer:

@@ -1,10 +1,8 @@
-"""Finds and claims the block set of the turn before, within a budget. Whatever goes wrong is a miss with a reason.
-
-When there is nothing to claim, but something that may still be cached, a second chance is asked for.
-"""
+"""Finds and claims the block set of the turn before, within a budget. Whatever goes wrong is a miss with a reason."""
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -25,12 +23,11 @@ from backhaul_router.core.claims import Claim, Grant, KeptBlocks
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.legs import is_object
 from backhaul_router.core.lookup import TurnKeys
-from backhaul_router.core.nodes import Node, NodeTable, Role, compatible
-from backhaul_router.core.picking import Load, pick_reader, readers
+from backhaul_router.core.nodes import NodeTable, Role, compatible
+from backhaul_router.core.routing.target import Target
 from backhaul_router.observing import TurnTrace
 from backhaul_router.prompt_tokens import PromptTokens
-from backhaul_router.second_chances import SecondChances
-from backhaul_router.warm import Warm, holder_of
+from backhaul_router.warm import holder_of
 
 _log = structlog.get_logger(__name__)
 
@@ -65,6 +62,24 @@ class Owner(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a lookup came to."""
+
+    miss: str = ""
+    """Why nothing retained was found that can be reused; empty when something was."""
+    pointer: Pointer | None = None
+    """What is retained; None: nothing."""
+    holder: Target | None = None
+    """Who retains it."""
+    proved: bool = False
+    """Whether the messages of the turn that retained it are known to be those of this one, but for its answer."""
+    cached: tuple[Pointer, ...] = ()
+    """What decode engines merely may still cache."""
+    deadline: float = 0.0
+    """By the router's clock: until when a claim may take."""
+
+
 class Lookups:
     """Looks up and claims, for one turn after the other."""
 
@@ -74,9 +89,7 @@ class Lookups:
         registry: Registry,
         owner: Owner,
         tokens: PromptTokens,
-        second_chances: SecondChances,
         table: NodeTable,
-        load: Load,
         fresh: FreshKeys,
         clock: Clock,
         budget_s: float,
@@ -84,52 +97,34 @@ class Lookups:
         self._registry = registry
         self._owner = owner
         self._tokens = tokens
-        self._second_chances = second_chances
         self._table = table
-        self._load = load
         self._fresh = fresh
         self._clock = clock
         self._budget_s = budget_s
 
-    async def claim_for(
-        self,
-        body: TurnBody,
-        *,
-        scope: str,
-        cache_salt: str,
-        keys: TurnKeys,
-        headers: Mapping[str, str],
-        trace: TurnTrace,
-    ) -> Warm | str:
-        """Returns granted blocks for a turn, or the reason why there are none.
-
-        ``cache_salt`` is that of the legs; ``headers`` go to an engine that is asked for the prompt's tokens.
-        """
+    async def find(
+        self, body: TurnBody, *, scope: str, keys: TurnKeys, headers: Mapping[str, str], trace: TurnTrace
+    ) -> Found:
+        """Returns what a turn can reuse. ``headers`` go to an engine that is asked for the prompt's tokens."""
         deadline = self._clock.monotonic() + self._budget_s
         try:
             with trace.step("lookup"):
                 pointers = await self._find(scope, keys, deadline)
         except DeadlineExceededError:
-            return misses.LOOKUP_TIMEOUT
+            return Found(misses.LOOKUP_TIMEOUT)
         except BackhaulError as error:
             _log.debug("lookup failed", reason=error.reason)
-            return misses.REGISTRY_UNAVAILABLE
-        candidates = distinct(pointers)
-        retained = [pointer for pointer in candidates if not pointer.cached]
-        cached = [pointer for pointer in candidates if pointer.cached]
-        found: Warm | str = misses.NOT_FOUND if keys.continues else misses.FIRST_TURN
-        if retained:
-            chosen = await self._choose(body, retained, headers, deadline)
-            if isinstance(chosen, str):
-                found = chosen
-            else:
-                found = await self._claim(*chosen, scope=scope, deadline=deadline, trace=trace)
-        if not isinstance(found, str) or not cached or found not in misses.SECOND_CHANCE:
-            return found
-        second = await self._second_chances.harvest_for(
-            body, cached, scope=scope, cache_salt=cache_salt, headers=headers, trace=trace
-        )
-        return second or found
+            return Found(misses.REGISTRY_UNAVAILABLE)
+        cached = tuple(pointer for pointer in distinct(pointers) if pointer.cached)
+        retained = [pointer for pointer in distinct(pointers) if not pointer.cached]
+        if not retained:
+            return Found(misses.NOT_FOUND if keys.continues else misses.FIRST_TURN, cached=cached)
+        chosen = await self._choose(body, retained, headers, deadline)
+        if isinstance(chosen, str):
+            return Found(chosen, cached=cached)
+        pointer, holder = chosen
+        proved = any(_same_set(pointer, other) and keys.proves(other.key) for other in pointers)
+        return Found("", pointer, holder, proved, cached, deadline)
 
     async def _find(self, scope: str, keys: TurnKeys, deadline: float) -> list[Pointer]:
         """Finds pointers; waits for those of a turn that has only just ended, as long as it may."""
@@ -154,41 +149,41 @@ class Lookups:
 
     async def _choose(
         self, body: TurnBody, candidates: Sequence[Pointer], headers: Mapping[str, str], deadline: float
-    ) -> tuple[Pointer, Node, Node] | str:
-        """Returns a pointer, the node that will read and the node that holds."""
+    ) -> tuple[Pointer, Target] | str:
+        """Returns a pointer and who holds what it names."""
         held = [(pointer, holder) for pointer in candidates if (holder := holder_of(self._table, pointer))]
         if not held:
             return misses.OWNER_UNAVAILABLE
-        readable = [(pointer, holder) for pointer, holder in held if self._readers(body.model, holder)]
-        if not readable:
-            return misses.INCOMPATIBLE
-        pointer, holder = readable[0]
-        if len(readable) > 1:
-            reader = self._readers(body.model, holder)[0]
-            tokens = await self._tokens.of(body, reader, headers, deadline)
-            if not tokens:
-                return misses.AMBIGUOUS
-            match = longest_match((pointer for pointer, _ in readable), tokens)
-            if match is None:
-                return misses.NO_MATCH
-            pointer, holder = next(pair for pair in readable if pair[0] is match)
-        able = readers(self._table, body.model, holder)
-        if not able:
-            return misses.NO_CONNECTOR
-        prefill = pick_reader(self._load, able, holder)
-        return misses.PAIR_APART if prefill is None else (pointer, prefill, holder)
+        if len(held) == 1:
+            return held[0]
+        tokens = await self._tokens_of(body, held[0][1], headers, deadline)
+        if not tokens:
+            return misses.AMBIGUOUS
+        match = longest_match((pointer for pointer, _ in held), tokens)
+        if match is None:
+            return misses.NO_MATCH
+        return next(pair for pair in held if pair[0] is match)
 
-    async def _claim(
-        self, pointer: Pointer, prefill: Node, holder: Node, *, scope: str, deadline: float, trace: TurnTrace
-    ) -> Warm | str:
-        left = deadline - self._clock.monotonic()
+    async def _tokens_of(
+        self, body: TurnBody, holder: Target, headers: Mapping[str, str], deadline: float
+    ) -> Sequence[int]:
+        """Has a prefill engine tokenize if there is one: the decode engine has better things to do."""
+        prefills = self._table.ready(Role.PREFILL, body.model)
+        asked = next((node for node in prefills if compatible(node, holder.node)), holder.node)
+        return await self._tokens.of(body, asked, headers, deadline)
+
+    async def claim(self, found: Found, prefill: Target, *, scope: str, trace: TurnTrace) -> Grant | str:
+        """Claims what was found for a prefill engine; returns the grant, or the reason why there is none."""
+        assert found.pointer is not None
+        assert found.holder is not None
+        left = found.deadline - self._clock.monotonic()
         if left <= 0:
             return misses.LOOKUP_TIMEOUT
         claim = Claim(
-            address=holder.agent_address,
+            address=found.holder.node.agent_address,
             request_id=str(uuid.uuid4()),
-            set_id=pointer.set_id,
-            engine_id=pointer.engine_id,
+            set_id=found.pointer.set_id,
+            engine_id=found.pointer.engine_id,
             scope=scope,
             weights_digest=prefill.weights_digest,
         )
@@ -204,7 +199,8 @@ class Lookups:
         if not is_object(grant.handle):
             self._owner.give_back(grant.source)
             return misses.claim_refused("bad_handle")
-        return Warm(grant, prefill, holder)
+        return grant
 
-    def _readers(self, model: str, holder: Node) -> list[Node]:
-        return [node for node in self._table.ready(Role.PREFILL, model) if compatible(node, holder)]
+
+def _same_set(one: Pointer, other: Pointer) -> bool:
+    return (one.engine_id, one.set_id) == (other.engine_id, other.set_id)

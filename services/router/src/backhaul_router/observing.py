@@ -104,6 +104,11 @@ class TurnObserver:
         self._hand_offs = meter.create_histogram(
             "backhaul.router.handoff", unit="s", description="Prefill's answer to decode's request"
         )
+        self._errors = meter.create_histogram(
+            "backhaul.router.estimate_error",
+            unit="1",
+            description="Time to first byte over what was estimated when the route was chosen",
+        )
         self._ttft = meter.create_histogram("backhaul.router.ttft", unit="s", description="Time to first byte by route")
 
     @contextmanager
@@ -132,6 +137,13 @@ class TurnObserver:
             with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
                 _log_turn(operation, outcome, result)
 
+    @contextmanager
+    def question(self, parent: Context | None) -> Iterator[TurnTrace]:
+        """Spans what is asked about a turn that is not run."""
+        span = self._tracer.start_span("explain", parent or Context(), SpanKind.SERVER)
+        with _ended(span):
+            yield TurnTrace(self._tracer, span, self._clock)
+
     def handed_off(self, seconds: float) -> None:
         """A hand-off reached its decode engine this long after the prefill engine had answered.
 
@@ -159,6 +171,8 @@ class TurnObserver:
             self._fallbacks.add(1)
         if outcome.ttft_s is not None:
             self._ttft.record(outcome.ttft_s, {"route": route})
+            if outcome.estimate_s:
+                self._errors.record(outcome.ttft_s / outcome.estimate_s, {"route": route})
         for source, count in _sources(outcome).items():
             self._tokens.add(count, {"source": source})
 
@@ -204,5 +218,10 @@ def _log_turn(operation: str, outcome: Outcome, result: str) -> None:
         prompt_tokens=outcome.prompt_token_count,
         local_tokens=outcome.local_token_count,
         read_tokens=outcome.read_token_count,
-        ttft_ms=None if outcome.ttft_s is None else round(outcome.ttft_s * 1000, 1),
+        ttft_ms=_ms(outcome.ttft_s),
+        estimate_ms=_ms(outcome.estimate_s),
     )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)

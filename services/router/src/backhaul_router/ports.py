@@ -75,6 +75,8 @@ class Policy:
     """Parts of model names whose chat template shows response formats and forced tools to the model."""
     engine_key: str = ""
     """Bearer key for the engines; empty for none."""
+    explain: bool = False
+    """Whether callers are told how turns are routed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class TurnRequest:
     authorization: str | None = None
     reuse: bool = True
     """False: no lookup, and nothing kept for a next turn."""
+    explain: bool = False
+    """Whether the answer should say why it was served that way."""
     parent: Context | None = None
     """Trace context of the caller."""
 

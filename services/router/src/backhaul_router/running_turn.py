@@ -1,15 +1,18 @@
 """One turn while it runs, and what its legs have come to."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from backhaul_router.core.body import TurnBody
+from backhaul_router.core.body import Endpoint, TurnBody
 from backhaul_router.core.claims import Grant
-from backhaul_router.core.legs import HandOff, Params
+from backhaul_router.core.legs import HandOff, Params, prompt_tokens_in
 from backhaul_router.core.lookup import TurnKeys
 from backhaul_router.core.nodes import Node
-from backhaul_router.core.picking import Pair
+from backhaul_router.core.routing.demand import Demand
+from backhaul_router.core.routing.planner import Plan
+from backhaul_router.core.routing.target import Target
 from backhaul_router.core.turn import Outcome
 from backhaul_router.core.usage import PromptUsage
+from backhaul_router.explaining import TurnExplanation
 from backhaul_router.observing import TurnTrace
 from backhaul_router.ports import Stream
 from backhaul_router.warm import Warm
@@ -28,9 +31,17 @@ class Turn:
     engine_headers: dict[str, str]
     outcome: Outcome
     trace: TurnTrace
+    demand: Demand
+    """What it asks of engines, as it is estimated."""
+    plan: Plan | None = None
+    """The way that it takes next; None: none was chosen, or the one that was has failed."""
+    explanation: TurnExplanation | None = None
+    """Why it goes that way, for who asks."""
     warm: Warm | None = None
     unused: Grant | None = None
     """A grant whose handle no engine has been sent yet."""
+    labelled: bool = False
+    """Whether the decode engine was told how the next turn will find this one."""
     untold: tuple[Node, HandOff] | None = None
     """A hand-off of which no decode engine has been sent anything."""
     prefilled_s: float = 0.0
@@ -45,14 +56,42 @@ class Turn:
         """Of both legs."""
         return self.body.endpoint.value
 
+    @property
+    def byte_count(self) -> int:
+        """Text of the prompt, about."""
+        name = "messages" if self.body.endpoint is Endpoint.CHAT else "prompt"
+        return self.keys.byte_count or len(self.body.raw.get(name, b""))
+
+    @property
+    def given_tokens(self) -> int:
+        """Tokens of a prompt that came as tokens; 0 for any other."""
+        return len(prompt_tokens_in(self.body) or ())
+
+    @property
+    def demand_now(self) -> Demand:
+        """What it asks for after what has failed: nothing that is held counts any more."""
+        return replace(self.demand, held=None, tried=frozenset(self.tried))
+
+    def append(self, plan: Plan) -> None:
+        """The holder goes on by itself."""
+        self.plan = plan
+        self.outcome.append()
+
+    def read(self, plan: Plan, warm: Warm) -> None:
+        """A prefill engine reads what was granted."""
+        self.plan, self.warm, self.unused = plan, warm, warm.grant
+        self.outcome.warm(cached=warm.grant.cached)
+
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
     """What the prefill leg came to."""
 
-    pair: Pair
+    plan: Plan
     params: Params | None = None
     """For the decode leg; None lets it compute alone."""
+    alone_s: float = 0.0
+    """What the decode engine is estimated to compute, seconds."""
     usage: PromptUsage | None = None
     """The prompt's token counts when the decode engine is handed its blocks."""
 
@@ -61,7 +100,7 @@ class HandedOver:
 class Delivery:
     """A decode engine's answer, of which something is there."""
 
-    node: Node
+    target: Target
     stream: Stream
     body: bytes | None
     """The whole of it; None for a stream of events."""

@@ -4,6 +4,7 @@ Costs a turn that is cold in the end no more than the budget; whatever goes wron
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from backhaul_common.clock import Clock
@@ -14,8 +15,9 @@ from backhaul_router.core.candidates import Pointer, likeliest_first
 from backhaul_router.core.claims import Claim, Grant, Harvest, KeptBlocks
 from backhaul_router.core.kinds import text_only, tokens_certain
 from backhaul_router.core.legs import is_object
-from backhaul_router.core.nodes import Node, NodeTable
-from backhaul_router.core.picking import Load, pick_reader, readers, token_readers
+from backhaul_router.core.nodes import NodeTable
+from backhaul_router.core.routing.demand import Demand, Held
+from backhaul_router.core.routing.planner import Plan, Planner
 from backhaul_router.observing import TurnTrace
 from backhaul_router.prompt_tokens import PromptTokens
 from backhaul_router.warm import Warm, holder_of
@@ -39,6 +41,14 @@ class Owner(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """A fresh handle, and the way that it is for."""
+
+    plan: Plan
+    warm: Warm
+
+
 class SecondChances:
     """Asks for fresh handles, for one turn after the other."""
 
@@ -48,7 +58,7 @@ class SecondChances:
         owner: Owner,
         tokens: PromptTokens,
         table: NodeTable,
-        load: Load,
+        planner: Planner,
         clock: Clock,
         budget_s: float,
         keep_constraints: Collection[str] = (),
@@ -57,7 +67,7 @@ class SecondChances:
         self._owner = owner
         self._tokens = tokens
         self._table = table
-        self._load = load
+        self._planner = planner
         self._clock = clock
         self._budget_s = budget_s
         self._keep_constraints = tuple(keep_constraints)
@@ -67,42 +77,46 @@ class SecondChances:
         body: TurnBody,
         pointers: Sequence[Pointer],
         *,
+        demand: Demand,
         scope: str,
         cache_salt: str,
         headers: Mapping[str, str],
         trace: TurnTrace,
-    ) -> Warm | str:
-        """Returns a fresh handle for a turn, or the reason why there is none; empty when nobody could be asked."""
+    ) -> Chance | str:
+        """Returns a fresh handle for a turn, or the reason why there is none.
+
+        Empty when nobody could be asked, or it would not pay.
+        """
         if not self._budget_s or not text_only(body):
             return ""
         deadline = self._clock.monotonic() + self._budget_s
-        able = self._able(body, pointers)
+        able = self._able(body, demand, pointers)
         if not able:
             return ""
         miss = ""
         with trace.step("second chance"):
-            tokens = await self._tokens.of(body, next(iter(able.values()))[0], headers, deadline)
+            tokens = await self._tokens.of(body, next(iter(able.values())).reader.node, headers, deadline)
             if not tokens or not 0 <= min(tokens) <= max(tokens) <= _MOST_TOKEN:
                 return misses.NO_TOKENS
             for pointer in likeliest_first([*able], tokens)[:_TRIES]:
-                prefill, holder = able[pointer]
+                way = able[pointer]
                 harvest = Harvest(
-                    address=holder.agent_address,
+                    address=way.decode.node.agent_address,
                     set_id=pointer.set_id,
                     engine_id=pointer.engine_id,
                     scope=scope,
-                    weights_digest=prefill.weights_digest,
+                    weights_digest=way.reader.weights_digest,
                     model=body.model,
                     cache_salt=cache_salt,
                     token_ids=tokens,
                 )
-                found = await self._harvest(harvest, prefill, holder, deadline)
+                found = await self._harvest(harvest, way, deadline)
                 if not isinstance(found, str):
                     return found
                 miss = found
         return miss
 
-    async def _harvest(self, harvest: Harvest, prefill: Node, holder: Node, deadline: float) -> Warm | str:
+    async def _harvest(self, harvest: Harvest, way: Plan, deadline: float) -> Chance | str:
         left = deadline - self._clock.monotonic()
         if left <= 0:
             return misses.HARVEST_TIMEOUT
@@ -114,29 +128,24 @@ class SecondChances:
             return misses.harvest_refused(error.reason)
         # An engine without the connector takes all blocks of a handle for the prompt's beginning: the prompt must be
         # longer, and be given as the very tokens of which the handle was made.
-        tokens = harvest.token_ids if prefill.stock else None
+        tokens = harvest.token_ids if way.reader.node.stock else None
         fits = tokens is None or grant.token_count < len(tokens)
         if not is_object(grant.handle) or grant.token_count <= 0 or not fits:
             self._owner.give_back(grant.source)
             return misses.harvest_refused("bad_handle")
-        return Warm(grant, prefill, holder, tokens)
+        return Chance(way, Warm(grant, way.reader, way.decode, tokens))
 
-    def _able(self, body: TurnBody, pointers: Iterable[Pointer]) -> dict[Pointer, tuple[Node, Node]]:
-        """Returns the pointers that lead somewhere, each with a node that can read and the node that holds."""
-        found: dict[Pointer, tuple[Node, Node]] = {}
+    def _able(self, body: TurnBody, demand: Demand, pointers: Iterable[Pointer]) -> dict[Pointer, Plan]:
+        """Returns the pointers that lead somewhere, each with who would read there, if that pays."""
+        certain = tokens_certain(body) and not any(part in body.model.lower() for part in self._keep_constraints)
+        found: dict[Pointer, Plan] = {}
         for pointer in pointers:
             holder = holder_of(self._table, pointer)
-            engine = holder.engine(pointer.engine_id) if holder else None
-            if holder is None or engine is None or not engine.second_chance:
+            if holder is None or holder.engine is None or not holder.engine.second_chance:
                 continue
-            prefill = pick_reader(self._load, self._readers(body, holder), holder)
-            if prefill is not None:
-                found[pointer] = prefill, holder
+            # How much is cached is not always known: then as much as there may be.
+            held = Held(holder, pointer.token_count or demand.token_count)
+            way = self._planner.reading(replace(demand, held=held), tokens_certain=certain)
+            if way is not None:
+                found[pointer] = way
         return found
-
-    def _readers(self, body: TurnBody, holder: Node) -> list[Node]:
-        """Returns prefill nodes that verify what they read, else those that can be given the prompt as tokens."""
-        verifying = readers(self._table, body.model, holder)
-        if verifying or not tokens_certain(body) or any(part in body.model.lower() for part in self._keep_constraints):
-            return verifying
-        return token_readers(self._table, body.model, holder)

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from backhaul_router.answers import Labelled, answer_to
 from backhaul_router.attempts import Attempts
-from backhaul_router.core import misses
+from backhaul_router.choosing import Chooser
 from backhaul_router.core.body import TurnBody, parse_body
 from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import ApiError, bounded
@@ -13,14 +13,15 @@ from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.kinds import decode_alone
 from backhaul_router.core.lookup import TurnKeys, checked_session_id, keys_of
 from backhaul_router.core.nodes import NodeTable
-from backhaul_router.core.picking import Load
+from backhaul_router.core.routing.demand import Demand
+from backhaul_router.core.routing.live import Live
 from backhaul_router.core.scopes import Scopes
 from backhaul_router.core.tenants import Tenants
 from backhaul_router.core.turn import Outcome
-from backhaul_router.departures import Departures
-from backhaul_router.lookups import Lookups, Owner
+from backhaul_router.explaining import HEADER, TurnExplanation, explanation_in_header
+from backhaul_router.legs import Legs
 from backhaul_router.observing import TurnObserver, TurnTrace
-from backhaul_router.ports import Answer, Engines, Policy, TurnRequest
+from backhaul_router.ports import Answer, Policy, TurnRequest
 from backhaul_router.running_turn import Turn
 
 _LONGEST_NAME = 200
@@ -35,35 +36,27 @@ class Turns:
     def __init__(
         self,
         *,
-        engines: Engines,
-        owner: Owner,
-        lookups: Lookups,
+        chooser: Chooser,
+        attempts: Attempts,
+        legs: Legs,
         table: NodeTable,
-        load: Load,
-        departures: Departures,
+        live: Live,
         fresh: FreshKeys,
         tenants: Tenants,
         scopes: Scopes,
         policy: Policy,
         observer: TurnObserver,
     ) -> None:
-        self._lookups = lookups
+        self._chooser = chooser
+        self._attempts = attempts
+        self._legs = legs
         self._table = table
-        self._load = load
+        self._live = live
         self._fresh = fresh
         self._tenants = tenants
         self._scopes = scopes
         self._policy = policy
         self._observer = observer
-        self._attempts = Attempts(
-            engines=engines,
-            owner=owner,
-            table=table,
-            load=load,
-            departures=departures,
-            policy=policy,
-            observer=observer,
-        )
 
     def authenticate(self, authorization: str | None) -> str:
         """Returns the caller's tenant. Raises ApiError (401)."""
@@ -90,22 +83,35 @@ class Turns:
             turn = self._begin(request, body, tenant, outcome, trace)
             try:
                 async with AsyncExitStack() as stack:
-                    await self._look_up(turn, request.reuse)
+                    await self._chooser.choose(turn, reuse=request.reuse)
                     delivery = await self._attempts.deliver(turn, stack)
                     outcome.ttft_s = trace.elapsed_s
                     answer = answer_to(turn.body, outcome, delivery.stream, delivery.body, delivery.usage)
-                    retained = outcome.handed_off and delivery.node.reuse and answer.status == 200
+                    if turn.explanation is not None:
+                        answer.headers[HEADER] = explanation_in_header(turn.explanation)
+                    retained = turn.labelled and answer.status == 200
                     stream, own = answer.stream or delivery.stream, turn.keys.own if retained else ""
                     with Labelled(self._fresh, turn.scope, own, outcome, stream):
                         try:
                             yield answer
                         except EngineError as error:
-                            self._load.standing.failed(delivery.node, error.failure)
+                            self._live.breakers.failed(delivery.target.node, error.failure)
                             raise
                     if outcome.result == "broken":
-                        self._load.standing.failed(delivery.node, Failure.DISCONNECTED)
+                        self._live.breakers.failed(delivery.target.node, Failure.DISCONNECTED)
             finally:
-                self._attempts.clean_up(turn)
+                self._legs.clean_up(turn)
+
+    async def explain(self, request: TurnRequest) -> TurnExplanation:
+        """Returns how a turn would be served now. Raises ApiError."""
+        tenant = self.authenticate(request.authorization)
+        if not self._policy.explain:
+            raise ApiError(412, "this router does not explain: it runs without --explain", code="explain_off")
+        body = parse_body(request.endpoint, request.body)
+        self._check_model(body.model)
+        with self._observer.question(request.parent) as trace:
+            turn = self._begin(request, body, tenant, Outcome(), trace)
+            return await self._chooser.explain(turn, reuse=request.reuse)
 
     def _check_model(self, model: str) -> None:
         if len(self._table) and not self._table.serves(model):
@@ -124,32 +130,6 @@ class Turns:
             engine_headers=self.engine_headers(request.authorization),
             outcome=outcome,
             trace=trace,
+            demand=Demand(body.model, 0),
+            explanation=TurnExplanation() if request.explain and self._policy.explain else None,
         )
-
-    async def _look_up(self, turn: Turn, reuse: bool) -> None:
-        miss = self._no_lookup(turn, reuse)
-        if miss:
-            turn.outcome.cold(miss)
-            return
-        found = await self._lookups.claim_for(
-            turn.body,
-            scope=turn.scope,
-            cache_salt=turn.cache_salt,
-            keys=turn.keys,
-            headers=turn.engine_headers,
-            trace=turn.trace,
-        )
-        if isinstance(found, str):
-            turn.outcome.cold(found)
-        else:
-            turn.warm, turn.unused = found, found.grant
-            turn.outcome.warm(cached=found.grant.cached)
-
-    def _no_lookup(self, turn: Turn, reuse: bool) -> str:
-        if turn.alone:
-            return misses.UNSUPPORTED_REQUEST
-        if not reuse:
-            return misses.REUSE_OFF
-        if not turn.keys.label:
-            return misses.NO_KEYS
-        return "" if turn.keys.find else misses.FIRST_TURN

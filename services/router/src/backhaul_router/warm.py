@@ -5,22 +5,25 @@ from dataclasses import dataclass
 
 from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.claims import Grant
-from backhaul_router.core.nodes import Node, NodeState, NodeTable, Role
+from backhaul_router.core.nodes import NodeState, NodeTable, Role
+from backhaul_router.core.routing.target import Target
 
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """Granted blocks and the nodes that go with them."""
+    """Granted blocks and the engines that go with them."""
 
     grant: Grant
-    prefill: Node
-    holder: Node
+    prefill: Target
+    holder: Target
     token_ids: Sequence[int] | None = None
     """All of the prompt, for a prefill engine without the connector: it must be sent exactly these. Else None."""
 
 
-def holder_of(table: NodeTable, pointer: Pointer) -> Node | None:
-    """Returns the node that a pointer names, if it is well and runs that engine."""
+def holder_of(table: NodeTable, pointer: Pointer) -> Target | None:
+    """Returns the engine that a pointer names, if its node is well and runs it."""
     node = table.get(pointer.node_id)
-    usable = node is not None and node.role is Role.DECODE and node.state is NodeState.READY
-    return node if usable and node is not None and node.engine(pointer.engine_id) else None
+    if node is None or node.role is not Role.DECODE or node.state is not NodeState.READY:
+        return None
+    engine = node.engine(pointer.engine_id)
+    return Target(node, engine) if engine else None

@@ -22,33 +22,54 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x62\x61\x63khaul/router/v1/router.proto\x12\x12\x62\x61\x63khaul.router.v1\"\xa4\x01\n\x07Started\x12\r\n\x05route\x18\x01 \x01(\t\x12\x13\n\x0bmiss_reason\x18\x02 \x01(\t\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\x05\x12\x19\n\x11local_token_count\x18\x04 \x01(\x05\x12\x18\n\x10read_token_count\x18\x05 \x01(\x05\x12\x14\n\x0c\x63ontent_type\x18\x06 \x01(\t\x12\x0e\n\x06source\x18\x07 \x01(\t\":\n\x16\x43hatCompletionsRequest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x12\n\nsession_id\x18\x02 \x01(\t\"b\n\x17\x43hatCompletionsResponse\x12.\n\x07started\x18\x01 \x01(\x0b\x32\x1b.backhaul.router.v1.StartedH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04step\"6\n\x12\x43ompletionsRequest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x12\n\nsession_id\x18\x02 \x01(\t\"^\n\x13\x43ompletionsResponse\x12.\n\x07started\x18\x01 \x01(\x0b\x32\x1b.backhaul.router.v1.StartedH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04step\"]\n\x16\x45ndConversationRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\ncache_salt\x18\x04 \x01(\t\"I\n\x17\x45ndConversationResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\x12\x16\n\x0e\x64\x65\x66\x65rred_count\x18\x02 \x01(\x05\"\x13\n\x11ListModelsRequest\"\"\n\x12ListModelsResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x32\xab\x03\n\x10InferenceService\x12l\n\x0f\x43hatCompletions\x12*.backhaul.router.v1.ChatCompletionsRequest\x1a+.backhaul.router.v1.ChatCompletionsResponse0\x01\x12`\n\x0b\x43ompletions\x12&.backhaul.router.v1.CompletionsRequest\x1a\'.backhaul.router.v1.CompletionsResponse0\x01\x12j\n\x0f\x45ndConversation\x12*.backhaul.router.v1.EndConversationRequest\x1a+.backhaul.router.v1.EndConversationResponse\x12[\n\nListModels\x12%.backhaul.router.v1.ListModelsRequest\x1a&.backhaul.router.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x62\x61\x63khaul/router/v1/router.proto\x12\x12\x62\x61\x63khaul.router.v1\x1a\x1egoogle/protobuf/duration.proto\"\xa4\x01\n\x07Started\x12\r\n\x05route\x18\x01 \x01(\t\x12\x13\n\x0bmiss_reason\x18\x02 \x01(\t\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\x05\x12\x19\n\x11local_token_count\x18\x04 \x01(\x05\x12\x18\n\x10read_token_count\x18\x05 \x01(\x05\x12\x14\n\x0c\x63ontent_type\x18\x06 \x01(\t\x12\x0e\n\x06source\x18\x07 \x01(\t\":\n\x16\x43hatCompletionsRequest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x12\n\nsession_id\x18\x02 \x01(\t\"b\n\x17\x43hatCompletionsResponse\x12.\n\x07started\x18\x01 \x01(\x0b\x32\x1b.backhaul.router.v1.StartedH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04step\"6\n\x12\x43ompletionsRequest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x12\n\nsession_id\x18\x02 \x01(\t\"^\n\x13\x43ompletionsResponse\x12.\n\x07started\x18\x01 \x01(\x0b\x32\x1b.backhaul.router.v1.StartedH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04step\"]\n\x16\x45ndConversationRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\ncache_salt\x18\x04 \x01(\t\"I\n\x17\x45ndConversationResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\x12\x16\n\x0e\x64\x65\x66\x65rred_count\x18\x02 \x01(\x05\"X\n\x0e\x45xplainRequest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12$\n\x03\x61pi\x18\x03 \x01(\x0e\x32\x17.backhaul.router.v1.Api\"\xe3\x01\n\rRouteEstimate\x12\'\n\x04wait\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x04move\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07penalty\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9a\x01\n\x03Way\x12\r\n\x05route\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x17\n\x0fprefill_node_id\x18\x03 \x01(\t\x12\x16\n\x0e\x64\x65\x63ode_node_id\x18\x04 \x01(\t\x12\x33\n\x08\x65stimate\x18\x05 \x01(\x0b\x32!.backhaul.router.v1.RouteEstimate\x12\x0e\n\x06\x63hosen\x18\x06 \x01(\x08\"\xdf\x02\n\tLegChoice\x12\x0b\n\x03leg\x18\x01 \x01(\t\x12\x37\n\x08removals\x18\x02 \x03(\x0b\x32%.backhaul.router.v1.LegChoice.Removal\x12\x35\n\x07ratings\x18\x03 \x03(\x0b\x32$.backhaul.router.v1.LegChoice.Rating\x12\x0e\n\x06picked\x18\x04 \x01(\t\x1a*\n\x07Removal\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\t\x12\x0f\n\x07\x65ngines\x18\x02 \x03(\t\x1a\x98\x01\n\x06Rating\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\r\n\x05total\x18\x02 \x01(\x01\x12@\n\x06scores\x18\x03 \x03(\x0b\x32\x30.backhaul.router.v1.LegChoice.Rating.ScoresEntry\x1a-\n\x0bScoresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd7\x01\n\x0f\x45xplainResponse\x12\r\n\x05route\x18\x01 \x01(\t\x12\x13\n\x0bmiss_reason\x18\x02 \x01(\t\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\x05\x12\x18\n\x10held_token_count\x18\x04 \x01(\x05\x12\x16\n\x0eholder_node_id\x18\x05 \x01(\t\x12%\n\x04ways\x18\x06 \x03(\x0b\x32\x17.backhaul.router.v1.Way\x12+\n\x04legs\x18\x07 \x03(\x0b\x32\x1d.backhaul.router.v1.LegChoice\"\x13\n\x11ListModelsRequest\"\"\n\x12ListModelsResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c*I\n\x03\x41pi\x12\x13\n\x0f\x41PI_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41PI_CHAT_COMPLETIONS\x10\x01\x12\x13\n\x0f\x41PI_COMPLETIONS\x10\x02\x32\xff\x03\n\x10InferenceService\x12l\n\x0f\x43hatCompletions\x12*.backhaul.router.v1.ChatCompletionsRequest\x1a+.backhaul.router.v1.ChatCompletionsResponse0\x01\x12`\n\x0b\x43ompletions\x12&.backhaul.router.v1.CompletionsRequest\x1a\'.backhaul.router.v1.CompletionsResponse0\x01\x12j\n\x0f\x45ndConversation\x12*.backhaul.router.v1.EndConversationRequest\x1a+.backhaul.router.v1.EndConversationResponse\x12R\n\x07\x45xplain\x12\".backhaul.router.v1.ExplainRequest\x1a#.backhaul.router.v1.ExplainResponse\x12[\n\nListModels\x12%.backhaul.router.v1.ListModelsRequest\x1a&.backhaul.router.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'backhaul.router.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STARTED']._serialized_start=56
-  _globals['_STARTED']._serialized_end=220
-  _globals['_CHATCOMPLETIONSREQUEST']._serialized_start=222
-  _globals['_CHATCOMPLETIONSREQUEST']._serialized_end=280
-  _globals['_CHATCOMPLETIONSRESPONSE']._serialized_start=282
-  _globals['_CHATCOMPLETIONSRESPONSE']._serialized_end=380
-  _globals['_COMPLETIONSREQUEST']._serialized_start=382
-  _globals['_COMPLETIONSREQUEST']._serialized_end=436
-  _globals['_COMPLETIONSRESPONSE']._serialized_start=438
-  _globals['_COMPLETIONSRESPONSE']._serialized_end=532
-  _globals['_ENDCONVERSATIONREQUEST']._serialized_start=534
-  _globals['_ENDCONVERSATIONREQUEST']._serialized_end=627
-  _globals['_ENDCONVERSATIONRESPONSE']._serialized_start=629
-  _globals['_ENDCONVERSATIONRESPONSE']._serialized_end=702
-  _globals['_LISTMODELSREQUEST']._serialized_start=704
-  _globals['_LISTMODELSREQUEST']._serialized_end=723
-  _globals['_LISTMODELSRESPONSE']._serialized_start=725
-  _globals['_LISTMODELSRESPONSE']._serialized_end=759
-  _globals['_INFERENCESERVICE']._serialized_start=762
-  _globals['_INFERENCESERVICE']._serialized_end=1189
+  _globals['_LEGCHOICE_RATING_SCORESENTRY']._loaded_options = None
+  _globals['_LEGCHOICE_RATING_SCORESENTRY']._serialized_options = b'8\001'
+  _globals['_API']._serialized_start=1842
+  _globals['_API']._serialized_end=1915
+  _globals['_STARTED']._serialized_start=88
+  _globals['_STARTED']._serialized_end=252
+  _globals['_CHATCOMPLETIONSREQUEST']._serialized_start=254
+  _globals['_CHATCOMPLETIONSREQUEST']._serialized_end=312
+  _globals['_CHATCOMPLETIONSRESPONSE']._serialized_start=314
+  _globals['_CHATCOMPLETIONSRESPONSE']._serialized_end=412
+  _globals['_COMPLETIONSREQUEST']._serialized_start=414
+  _globals['_COMPLETIONSREQUEST']._serialized_end=468
+  _globals['_COMPLETIONSRESPONSE']._serialized_start=470
+  _globals['_COMPLETIONSRESPONSE']._serialized_end=564
+  _globals['_ENDCONVERSATIONREQUEST']._serialized_start=566
+  _globals['_ENDCONVERSATIONREQUEST']._serialized_end=659
+  _globals['_ENDCONVERSATIONRESPONSE']._serialized_start=661
+  _globals['_ENDCONVERSATIONRESPONSE']._serialized_end=734
+  _globals['_EXPLAINREQUEST']._serialized_start=736
+  _globals['_EXPLAINREQUEST']._serialized_end=824
+  _globals['_ROUTEESTIMATE']._serialized_start=827
+  _globals['_ROUTEESTIMATE']._serialized_end=1054
+  _globals['_WAY']._serialized_start=1057
+  _globals['_WAY']._serialized_end=1211
+  _globals['_LEGCHOICE']._serialized_start=1214
+  _globals['_LEGCHOICE']._serialized_end=1565
+  _globals['_LEGCHOICE_REMOVAL']._serialized_start=1368
+  _globals['_LEGCHOICE_REMOVAL']._serialized_end=1410
+  _globals['_LEGCHOICE_RATING']._serialized_start=1413
+  _globals['_LEGCHOICE_RATING']._serialized_end=1565
+  _globals['_LEGCHOICE_RATING_SCORESENTRY']._serialized_start=1520
+  _globals['_LEGCHOICE_RATING_SCORESENTRY']._serialized_end=1565
+  _globals['_EXPLAINRESPONSE']._serialized_start=1568
+  _globals['_EXPLAINRESPONSE']._serialized_end=1783
+  _globals['_LISTMODELSREQUEST']._serialized_start=1785
+  _globals['_LISTMODELSREQUEST']._serialized_end=1804
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1806
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1840
+  _globals['_INFERENCESERVICE']._serialized_start=1918
+  _globals['_INFERENCESERVICE']._serialized_end=2429
 # @@protoc_insertion_point(module_scope)

@@ -3,8 +3,12 @@
 isort:skip_file
 The router's gRPC face: the OpenAI bodies over gRPC streams."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -15,6 +19,30 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Api:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ApiEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Api.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    API_UNSPECIFIED: _Api.ValueType  # 0
+    """Invalid."""
+    API_CHAT_COMPLETIONS: _Api.ValueType  # 1
+    """`POST /v1/chat/completions`."""
+    API_COMPLETIONS: _Api.ValueType  # 2
+    """`POST /v1/completions`."""
+
+class Api(_Api, metaclass=_ApiEnumTypeWrapper):
+    """API that a body is for."""
+
+API_UNSPECIFIED: Api.ValueType  # 0
+"""Invalid."""
+API_CHAT_COMPLETIONS: Api.ValueType  # 1
+"""`POST /v1/chat/completions`."""
+API_COMPLETIONS: Api.ValueType  # 2
+"""`POST /v1/completions`."""
+Global___Api: _TypeAlias = Api  # noqa: Y015
 
 @_typing.final
 class Started(_message.Message):
@@ -235,6 +263,292 @@ class EndConversationResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EndConversationResponse: _TypeAlias = EndConversationResponse  # noqa: Y015
+
+@_typing.final
+class ExplainRequest(_message.Message):
+    """Request of Explain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BODY_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    API_FIELD_NUMBER: _builtins.int
+    body: _builtins.bytes
+    """JSON body of the OpenAI API, as the turn would have it. At most the router's body limit."""
+    session_id: _builtins.str
+    """Conversation id, as the turn would have it."""
+    api: Global___Api.ValueType
+    """API that the body is for."""
+    def __init__(
+        self,
+        *,
+        body: _builtins.bytes = ...,
+        session_id: _builtins.str = ...,
+        api: Global___Api.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api", b"api", "body", b"body", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
+class RouteEstimate(_message.Message):
+    """Time to the first piece of an answer, as it is estimated, and what it consists of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAIT_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    MOVE_FIELD_NUMBER: _builtins.int
+    PENALTY_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def wait(self) -> _duration_pb2.Duration:
+        """Waiting for what the engines have to do before."""
+
+    @_builtins.property
+    def prefill(self) -> _duration_pb2.Duration:
+        """Reading what is held, and computing the rest of the prompt."""
+
+    @_builtins.property
+    def move(self) -> _duration_pb2.Duration:
+        """From the prefill engine to the decode engine, and the first token there."""
+
+    @_builtins.property
+    def penalty(self) -> _duration_pb2.Duration:
+        """What the answers that the decode engine is giving are held up, weighed."""
+
+    @_builtins.property
+    def total(self) -> _duration_pb2.Duration:
+        """All of it."""
+
+    def __init__(
+        self,
+        *,
+        wait: _duration_pb2.Duration | None = ...,
+        prefill: _duration_pb2.Duration | None = ...,
+        move: _duration_pb2.Duration | None = ...,
+        penalty: _duration_pb2.Duration | None = ...,
+        total: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["move", b"move", "penalty", b"penalty", "prefill", b"prefill", "total", b"total", "wait", b"wait"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["move", b"move", "penalty", b"penalty", "prefill", b"prefill", "total", b"total", "wait", b"wait"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouteEstimate: _TypeAlias = RouteEstimate  # noqa: Y015
+
+@_typing.final
+class Way(_message.Message):
+    """A way that a turn can, or cannot, go."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PREFILL_NODE_ID_FIELD_NUMBER: _builtins.int
+    DECODE_NODE_ID_FIELD_NUMBER: _builtins.int
+    ESTIMATE_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    route: _builtins.str
+    """cold, warm or append."""
+    reason: _builtins.str
+    """Why it cannot be gone; empty when it can."""
+    prefill_node_id: _builtins.str
+    """Node that computes the prompt; empty when the decode node does."""
+    decode_node_id: _builtins.str
+    """Node that answers."""
+    chosen: _builtins.bool
+    """Whether the turn would go it."""
+    @_builtins.property
+    def estimate(self) -> Global___RouteEstimate:
+        """Unset when the way cannot be gone."""
+
+    def __init__(
+        self,
+        *,
+        route: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        prefill_node_id: _builtins.str = ...,
+        decode_node_id: _builtins.str = ...,
+        estimate: Global___RouteEstimate | None = ...,
+        chosen: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "decode_node_id", b"decode_node_id", "estimate", b"estimate", "prefill_node_id", b"prefill_node_id", "reason", b"reason", "route", b"route"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Way: _TypeAlias = Way  # noqa: Y015
+
+@_typing.final
+class LegChoice(_message.Message):
+    """How the engine for one leg was chosen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Removal(_message.Message):
+        """Engines that a filter removed."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        FILTER_FIELD_NUMBER: _builtins.int
+        ENGINES_FIELD_NUMBER: _builtins.int
+        filter: _builtins.str
+        """The filter's name."""
+        @_builtins.property
+        def engines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+            """Engines, as node id, or node id and rank."""
+
+        def __init__(
+            self,
+            *,
+            filter: _builtins.str = ...,
+            engines: _abc.Iterable[_builtins.str] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "filter", b"filter"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Rating(_message.Message):
+        """What an engine was worth."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        @_typing.final
+        class ScoresEntry(_message.Message):
+            DESCRIPTOR: _descriptor.Descriptor
+
+            KEY_FIELD_NUMBER: _builtins.int
+            VALUE_FIELD_NUMBER: _builtins.int
+            key: _builtins.str
+            value: _builtins.float
+            def __init__(
+                self,
+                *,
+                key: _builtins.str = ...,
+                value: _builtins.float = ...,
+            ) -> None: ...
+            _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+            def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+            _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+            def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+            def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+        ENGINE_FIELD_NUMBER: _builtins.int
+        TOTAL_FIELD_NUMBER: _builtins.int
+        SCORES_FIELD_NUMBER: _builtins.int
+        engine: _builtins.str
+        """Engine, as node id, or node id and rank."""
+        total: _builtins.float
+        """Weighed, from 0 to 1."""
+        @_builtins.property
+        def scores(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+            """What each scorer said, by its name, before it was weighed."""
+
+        def __init__(
+            self,
+            *,
+            engine: _builtins.str = ...,
+            total: _builtins.float = ...,
+            scores: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "scores", b"scores", "total", b"total"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LEG_FIELD_NUMBER: _builtins.int
+    REMOVALS_FIELD_NUMBER: _builtins.int
+    RATINGS_FIELD_NUMBER: _builtins.int
+    PICKED_FIELD_NUMBER: _builtins.int
+    leg: _builtins.str
+    """prefill, read (with what is held), decode, or alone (without a prefill leg)."""
+    picked: _builtins.str
+    """Engine that was picked; empty when none was left."""
+    @_builtins.property
+    def removals(self) -> _containers.RepeatedCompositeFieldContainer[Global___LegChoice.Removal]:
+        """In the order of the filters; those that removed nothing are left out."""
+
+    @_builtins.property
+    def ratings(self) -> _containers.RepeatedCompositeFieldContainer[Global___LegChoice.Rating]:
+        """Engines that were left."""
+
+    def __init__(
+        self,
+        *,
+        leg: _builtins.str = ...,
+        removals: _abc.Iterable[Global___LegChoice.Removal] | None = ...,
+        ratings: _abc.Iterable[Global___LegChoice.Rating] | None = ...,
+        picked: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leg", b"leg", "picked", b"picked", "ratings", b"ratings", "removals", b"removals"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LegChoice: _TypeAlias = LegChoice  # noqa: Y015
+
+@_typing.final
+class ExplainResponse(_message.Message):
+    """Response of Explain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTE_FIELD_NUMBER: _builtins.int
+    MISS_REASON_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    HELD_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    HOLDER_NODE_ID_FIELD_NUMBER: _builtins.int
+    WAYS_FIELD_NUMBER: _builtins.int
+    LEGS_FIELD_NUMBER: _builtins.int
+    route: _builtins.str
+    """Route that the turn would take; empty when there is no way at all."""
+    miss_reason: _builtins.str
+    """Why it would be cold; empty when it would not, or was not looked up."""
+    prompt_token_count: _builtins.int
+    """Tokens of the prompt, as they are estimated."""
+    held_token_count: _builtins.int
+    """Those of them that a decode engine holds."""
+    holder_node_id: _builtins.str
+    """Node that holds them; empty when none does."""
+    @_builtins.property
+    def ways(self) -> _containers.RepeatedCompositeFieldContainer[Global___Way]:
+        """All ways."""
+
+    @_builtins.property
+    def legs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LegChoice]:
+        """How the engine of each leg was chosen."""
+
+    def __init__(
+        self,
+        *,
+        route: _builtins.str = ...,
+        miss_reason: _builtins.str = ...,
+        prompt_token_count: _builtins.int = ...,
+        held_token_count: _builtins.int = ...,
+        holder_node_id: _builtins.str = ...,
+        ways: _abc.Iterable[Global___Way] | None = ...,
+        legs: _abc.Iterable[Global___LegChoice] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_token_count", b"held_token_count", "holder_node_id", b"holder_node_id", "legs", b"legs", "miss_reason", b"miss_reason", "prompt_token_count", b"prompt_token_count", "route", b"route", "ways", b"ways"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):

@@ -64,6 +64,11 @@ class InferenceServiceStub:
                 request_serializer=backhaul_dot_router_dot_v1_dot_router__pb2.EndConversationRequest.SerializeToString,
                 response_deserializer=backhaul_dot_router_dot_v1_dot_router__pb2.EndConversationResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/backhaul.router.v1.InferenceService/Explain',
+                request_serializer=backhaul_dot_router_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=backhaul_dot_router_dot_v1_dot_router__pb2.ExplainResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/backhaul.router.v1.InferenceService/ListModels',
                 request_serializer=backhaul_dot_router_dot_v1_dot_router__pb2.ListModelsRequest.SerializeToString,
@@ -114,6 +119,18 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Explains how a turn would be served now, without running it: what it could reuse, each way that it could go with its
+        estimate, and which engines were considered for each leg. Called by operators and by whoever wants to know why a turn is
+        slow or cold. Nothing is claimed and nothing is sent to an engine, but for a prompt's tokenizing where several block sets
+        may fit. The answer names nodes.
+
+        Idempotent. FAILED_PRECONDITION (EXPLAIN_OFF) unless the router runs with `--explain`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists the models that live nodes serve (`GET /v1/models`).
         """
@@ -138,6 +155,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.EndConversation,
                     request_deserializer=backhaul_dot_router_dot_v1_dot_router__pb2.EndConversationRequest.FromString,
                     response_serializer=backhaul_dot_router_dot_v1_dot_router__pb2.EndConversationResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=backhaul_dot_router_dot_v1_dot_router__pb2.ExplainRequest.FromString,
+                    response_serializer=backhaul_dot_router_dot_v1_dot_router__pb2.ExplainResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -241,6 +263,33 @@ class InferenceService:
             '/backhaul.router.v1.InferenceService/EndConversation',
             backhaul_dot_router_dot_v1_dot_router__pb2.EndConversationRequest.SerializeToString,
             backhaul_dot_router_dot_v1_dot_router__pb2.EndConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backhaul.router.v1.InferenceService/Explain',
+            backhaul_dot_router_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
+            backhaul_dot_router_dot_v1_dot_router__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

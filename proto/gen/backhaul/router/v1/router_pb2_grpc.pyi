@@ -59,6 +59,14 @@ class InferenceServiceStub:
     Idempotent. Only the caller's own tenant's conversations are found; an unknown one is not an error, and looks like one
     that retains nothing. INVALID_ARGUMENT without any id, or for a bad body; UNAVAILABLE when the registry does not answer.
     """
+    Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
+    """Explains how a turn would be served now, without running it: what it could reuse, each way that it could go with its
+    estimate, and which engines were considered for each leg. Called by operators and by whoever wants to know why a turn is
+    slow or cold. Nothing is claimed and nothing is sent to an engine, but for a prompt's tokenizing where several block sets
+    may fit. The answer names nodes.
+
+    Idempotent. FAILED_PRECONDITION (EXPLAIN_OFF) unless the router runs with `--explain`.
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]
     """Lists the models that live nodes serve (`GET /v1/models`)."""
 
@@ -92,6 +100,14 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     Idempotent. Only the caller's own tenant's conversations are found; an unknown one is not an error, and looks like one
     that retains nothing. INVALID_ARGUMENT without any id, or for a bad body; UNAVAILABLE when the registry does not answer.
+    """
+    Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
+    """Explains how a turn would be served now, without running it: what it could reuse, each way that it could go with its
+    estimate, and which engines were considered for each leg. Called by operators and by whoever wants to know why a turn is
+    slow or cold. Nothing is claimed and nothing is sent to an engine, but for a prompt's tokenizing where several block sets
+    may fit. The answer names nodes.
+
+    Idempotent. FAILED_PRECONDITION (EXPLAIN_OFF) unless the router runs with `--explain`.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that live nodes serve (`GET /v1/models`)."""
@@ -141,6 +157,20 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Idempotent. Only the caller's own tenant's conversations are found; an unknown one is not an error, and looks like one
         that retains nothing. INVALID_ARGUMENT without any id, or for a bad body; UNAVAILABLE when the registry does not answer.
+        """
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _router_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.ExplainResponse, _abc.Awaitable[_router_pb2.ExplainResponse]]:
+        """Explains how a turn would be served now, without running it: what it could reuse, each way that it could go with its
+        estimate, and which engines were considered for each leg. Called by operators and by whoever wants to know why a turn is
+        slow or cold. Nothing is claimed and nothing is sent to an engine, but for a prompt's tokenizing where several block sets
+        may fit. The answer names nodes.
+
+        Idempotent. FAILED_PRECONDITION (EXPLAIN_OFF) unless the router runs with `--explain`.
         """
 
     @_abc_1.abstractmethod

@@ -72,6 +72,10 @@ class TurnKeys:
         """Returns how much of the prompt is new to who holds what is found under a key; all of it when unknown."""
         return dict(self.answered).get(key, self.byte_count)
 
+    def proves(self, key: str) -> bool:
+        """Tells whether whoever is found under a key had the same messages; a session id says nothing about them."""
+        return any(beginning.digest == key for beginning in self.beginnings)
+
     @property
     def turns(self) -> tuple[str, ...]:
         """Those of ``find`` that are a single turn's own, its newest first."""

@@ -10,7 +10,11 @@ class Route(Enum):
     """How a prompt was computed."""
 
     COLD = "cold"
+    """A prefill engine computes it and hands it off; for a short prompt, or without one, the decode engine does."""
     WARM = "warm"
+    """A prefill engine reads what a decode engine holds, computes the rest and hands it back."""
+    APPEND = "append"
+    """The decode engine that holds the conversation computes what is new."""
 
 
 @dataclass(slots=True)
@@ -26,6 +30,8 @@ class Outcome:
     """Whether the decode engine computed the prompt because no prefill engine could."""
     handed_off: bool = False
     """Whether the decode engine was handed blocks."""
+    estimate_s: float | None = None
+    """Time to the first piece of the answer as it was estimated when the route was chosen."""
     prompt_token_count: int = 0
     local_token_count: int = 0
     read_token_count: int = 0
@@ -42,6 +48,10 @@ class Outcome:
     def warm(self, *, cached: bool) -> None:
         """A handle goes to the prefill engine."""
         self.route, self.source, self.miss = Route.WARM, "cached" if cached else "claimed", ""
+
+    def append(self) -> None:
+        """The holder serves it alone."""
+        self.route, self.source, self.miss = Route.APPEND, "", ""
 
     def count_read(self, token_count: int) -> None:
         """Takes what the handle covers as read: a prefill engine without the connector does not say what it had."""

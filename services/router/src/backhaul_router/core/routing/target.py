@@ -31,6 +31,11 @@ class Target:
         return {RANK_HEADER: str(self.engine.rank)} if self.engine and len(self.node.engines) > 1 else {}
 
     @property
+    def reuse(self) -> bool:
+        """Whether the engine verifies and retains block sets."""
+        return self.engine is not None and self.engine.reuse and bool(self.engine.connector_version)
+
+    @property
     def weights_digest(self) -> str:
         """The engine's weights; empty when unknown."""
         return self.engine.weights_digest if self.engine else ""

@@ -1,0 +1,72 @@
+"""Takes what legs show into the figures that estimates rest on."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from backhaul_connector.wire import Verdict
+from backhaul_router.core.routing.costs import Costs
+from backhaul_router.core.routing.demand import Demand, Prefix
+from backhaul_router.core.routing.prefixes import Prefixes
+from backhaul_router.core.routing.target import Target
+from backhaul_router.core.routing.tokens import TokenRates
+
+
+class Learning:
+    """What is learnt from each leg that went well."""
+
+    def __init__(self, *, costs: Costs, prefixes: Prefixes, rates: TokenRates) -> None:
+        self._costs = costs
+        self._prefixes = prefixes
+        self._rates = rates
+
+    def prefilled(
+        self,
+        target: Target,
+        demand: Demand,
+        *,
+        byte_count: int,
+        token_count: int,
+        verdict: Verdict | None,
+        seconds: float,
+    ) -> None:
+        """A prefill engine answered after ``seconds`` of its own time.
+
+        ``token_count`` is what it counted, 0 when unknown; ``verdict`` says more, where there is the connector.
+        """
+        token_count = token_count or demand.token_count
+        local, read = self._prefixes.cached(target.key, demand.prefixes), 0
+        if verdict is not None:
+            local, read = verdict.local, verdict.read
+            self._prefixes.correct(target, demand.prefixes, local=local)
+        self._costs.note_prefill(target.key, computed=_computed(token_count, local + read), read=read, seconds=seconds)
+        self._rates.note(demand.model, byte_count, token_count)
+        self._prefixes.note(target, _exact(demand.prefixes, token_count))
+
+    def decoded(self, target: Target, demand: Demand, *, seconds: float) -> None:
+        """A decode engine that was handed the prompt's blocks began to answer after ``seconds``."""
+        moved = demand.token_count - self._there(target, demand)
+        self._costs.note_decode(target.key, moved=max(0, moved), seconds=seconds)
+        self._prefixes.note(target, demand.prefixes)
+
+    def appended(self, target: Target, demand: Demand, *, seconds: float) -> None:
+        """A decode engine that was handed nothing began to answer after ``seconds`` of its own time."""
+        computed = _computed(demand.token_count, self._there(target, demand))
+        self._costs.note_alone(target.key, computed=computed, seconds=seconds)
+        self._prefixes.note(target, demand.prefixes)
+
+    def _there(self, target: Target, demand: Demand) -> int:
+        held = demand.held_tokens if demand.held and demand.held.holder.key == target.key else 0
+        return max(held, self._prefixes.cached(target.key, demand.prefixes))
+
+
+def _computed(token_count: int, had: int) -> int:
+    """An engine computes one token at the least: without it there is nothing to go on from."""
+    return max(1, token_count - had)
+
+
+def _exact(prefixes: Sequence[Prefix], token_count: int) -> tuple[Prefix, ...]:
+    """Puts the true count of the whole prompt in place of the estimated one, the others in proportion."""
+    if not prefixes or prefixes[0].token_count <= 0:
+        return tuple(prefixes)
+    share = token_count / prefixes[0].token_count
+    return tuple(replace(prefix, token_count=round(prefix.token_count * share)) for prefix in prefixes)
