@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -270,6 +271,31 @@ async def test_a_hand_off_is_freed_by_its_name_and_nothing_else_is(node: OwnerNo
     for odd in ("", "HB:a,b", "a,b", "a:1", ":", "\0", "a\nb", "x" * 513, "é" * 257):
         assert await refusal(engine_id, odd) == "HAND_OFF_ID"
     assert await node.states() == {"set-1": agent_pb2.BLOCK_SET_STATE_HELD}
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({}, "SET_IDS"),
+        ({"set_ids": ["x"] * 1001}, "SET_IDS"),
+        ({"set_ids": ["x"] * 1001, "keys": ["key"]}, "SET_IDS"),
+        ({"keys": ["key"] * 17}, "KEYS"),
+    ],
+    ids=["nothing", "ids", "ids-with-keys", "keys"],
+)
+async def test_a_release_names_something_and_not_too_much(node: OwnerNode, asked: dict[str, Any], reason: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await node.stub.ReleaseBlockSets(agent_pb2.ReleaseBlockSetsRequest(**asked), timeout=2)
+    assert (caught.value.code(), to_error(caught.value).reason) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+
+
+async def test_keys_name_only_what_no_pointer_leads_to(node: OwnerNode) -> None:
+    node.connector.retain()
+    await node.published()
+    (held,) = (await node.stub.ListBlockSets(agent_pb2.ListBlockSetsRequest(), timeout=2)).block_sets
+    request = agent_pb2.ReleaseBlockSetsRequest(keys=held.keys, scope=held.scope)
+    assert await node.stub.ReleaseBlockSets(request, timeout=2) == agent_pb2.ReleaseBlockSetsResponse()
+    assert await node.state() == agent_pb2.BLOCK_SET_STATE_HELD
 
 
 async def test_a_claimed_set_is_released_later(node: OwnerNode) -> None:

@@ -74,6 +74,7 @@ class FakeDirectory(Partial):
             connector_version="0.1.0" if engine.connector else "",
             reuse=engine.connector,
             second_chance=fields.pop("second_chance", False),
+            fenced=fields.pop("fenced", False),
         )
         node = registry_pb2.Node(
             node_id=node_id or f"{engine.role}-{engine.port}",

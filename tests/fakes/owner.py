@@ -22,6 +22,8 @@ class FakeOwner(Partial):
         self.released: list[tuple[str, str]] = []
         """Engine and id of hand-offs that were to be freed."""
         self.released_sets: list[str] = []
+        self.fenced: dict[tuple[str, str], list[str]] = {}
+        """By scope and key: block sets that were found after a restart."""
         self.releases = 0
         """Calls that were to release block sets."""
         self.refusal: BackhaulError | None = None
@@ -118,7 +120,8 @@ class FakeOwner(Partial):
             await asyncio.Event().wait()
         if self.refusal is not None:
             raise self.refusal
-        outcome = agent_pb2.ReleaseBlockSetsResponse()
+        behind = [set_id for key in request.keys for set_id in self.fenced.get((request.scope, key), ())]
+        outcome = agent_pb2.ReleaseBlockSetsResponse(deferred=behind)
         for set_id in request.set_ids:
             if set_id in self._claimed:
                 outcome.deferred.append(set_id)

@@ -84,6 +84,24 @@ async def test_what_a_turn_is_reading_is_released_later(stack: RouterStack) -> N
     assert (told["released"], told["deferred"]) == (0, 1)
 
 
+async def test_what_nobody_can_find_after_a_restart_of_its_owner_is_released_later() -> None:
+    async with router_stack(listed=False) as stack:
+        await stack.directory.add(stack.decode, agent=stack.owner.address, fenced=True)
+        await eventually(lambda: len(stack.router.table) == 1)
+        scope = scope_of(model=MODEL, cache_salt="", tenant="")
+        stack.owner.fenced = {(scope, SESSION): ["set-1"], (scope, session_key(b"other")): ["set-2"]}
+        hold(stack, "set-3")
+        _, told = await delete(stack)
+        assert (told["released"], told["deferred"]) == (1, 1)
+        stack.owner.refusal = UnavailableError("NIXL_STARTING", "not yet")
+        assert (await delete(stack))[0] == 503
+
+
+async def test_owners_that_can_be_found_are_asked_for_no_keys(stack: RouterStack) -> None:
+    assert (await delete(stack))[1]["deferred"] == 0
+    assert stack.owner.releases == 0
+
+
 @pytest.mark.parametrize("session_id", ["a/b c", "ü", "%2F", "a?b"])
 async def test_any_session_id_can_be_named_in_the_path(stack: RouterStack, session_id: str) -> None:
     hold(stack, "set-1", session_key(session_id.encode()))

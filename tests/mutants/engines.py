@@ -18,8 +18,8 @@ MUTANTS = (
     Mutant(
         "promise-again-after-preemption",
         f"{_SOURCE}/connector.py",
-        'if params.get("do_remote_decode") and params.get("_remote_blocks_processed"):',
-        "if False:",
+        'if not (params.get("do_remote_decode") and params.get("_remote_blocks_processed")):',
+        "if True:",
         (
             f"{_TESTS}/test_prefill.py::test_a_preempted_request_that_had_read_remotely_finishes_with_the_right_text[simulated]",
         ),

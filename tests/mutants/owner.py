@@ -192,6 +192,23 @@ MUTANTS = (
         (*_owner("test_a_release_asked_for_behind_the_fence_waits_for_it"), *_MODEL),
     ),
     Mutant(
+        "leave-what-ended-behind-the-fence",
+        _RELEASING,
+        "        return [one.set_id for one in found if not set(keys).isdisjoint(one.keys)]",
+        "        return []",
+        (
+            *_owner("test_what_is_behind_the_fence_is_found_by_its_scope_and_keys_until_the_fence_is_over"),
+            f"{_TESTS}/test_agent.py::test_a_conversation_that_ends_behind_the_fence_has_its_sets_released_after_it",
+        ),
+    ),
+    Mutant(
+        "forget-a-grant-that-a-replay-names",
+        _LIFE,
+        "    granted_before = life.granted_before or (life.state is State.FENCED and event.granted)",
+        "    granted_before = life.granted_before",
+        _life("test_a_grant_that_a_replay_names_behind_the_fence_is_never_given_again"),
+    ),
+    Mutant(
         "keep-old-incarnation",
         _REPLAY,
         "                effects += self._held.forget(other.facts.engine_id)\n",
@@ -249,8 +266,8 @@ MUTANTS = (
     Mutant(
         "believe-the-deadline-of-before",
         _LIFE,
-        "    seen = replace(life, deadline=event.deadline)",
-        "    seen = life",
+        "    seen = replace(life, deadline=event.deadline, granted_before=granted_before)",
+        "    seen = replace(life, granted_before=granted_before)",
         _CONVERGENCE,
     ),
     Mutant(

@@ -199,4 +199,14 @@ MUTANTS = (
         "min(self._needed, _MAX_COUNT)",
         ("tests/unit/connector/test_memory.py::test_requests_that_wait_for_something_else_wait_for_no_blocks",),
     ),
+    Mutant(
+        "take-a-full-step-for-want-of-blocks",
+        f"{_CONNECTOR}/memory.py",
+        "self._asked is not None and planned + self._asked[1] <= self._whole_prompt_tokens",
+        "self._asked is not None",
+        (
+            "tests/unit/connector/test_memory.py"
+            "::test_a_prompt_that_does_not_fit_into_what_is_left_of_a_step_waits_for_the_next_one_and_for_no_blocks",
+        ),
+    ),
 )

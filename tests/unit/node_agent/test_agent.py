@@ -13,6 +13,7 @@ from backhaul_node_agent.core.block_set import BlockSet
 from backhaul_node_agent.core.granting import ClaimRequest
 from backhaul_node_agent.core.life import State
 from backhaul_node_agent.core.owner import Owner
+from backhaul_node_agent.core.releasing import ReleaseOutcome
 from tests.unit.node_agent.owned import LIMITS, OFFSET, block_set, facts
 
 REQUEST = ClaimRequest("request-1", "set-1", "engine-1", "scope-1", "weights")
@@ -158,6 +159,25 @@ async def test_a_claim_whose_caller_has_gone_is_taken_back() -> None:
     claiming.cancel()
     await asyncio.wait([claiming])
     assert stage.state is State.HELD
+
+
+def test_a_conversation_of_which_nothing_is_behind_the_fence_needs_no_nixl_to_end() -> None:
+    stage = Stage(notifier=FakeNotifier(available=False))
+    assert stage.agent.release([], scope="scope-1", keys=block_set().keys) == ReleaseOutcome()
+    assert stage.state is State.HELD
+
+
+def test_a_conversation_that_ends_behind_the_fence_has_its_sets_released_after_it() -> None:
+    stage = Stage()
+    stage.agent.hear(ev.EngineConnected(2, facts(), "another"))
+    stage.agent.hear(ev.Reported(2, "engine-1", block_set(), stage.clock.now + OFFSET + 480, replayed=True))
+    stage.agent.hear(ev.ReplayFinished(2, "engine-1"))
+    assert stage.agent.release([], scope="scope-1", keys=["other", *block_set().keys]).deferred == ["set-1"]
+    (before,) = stage.agent.sets()
+    stage.clock.now += LIMITS.claim_ttl_s + LIMITS.margin_s + 1
+    stage.agent.hear(ev.TimePassed())
+    (after,) = stage.agent.sets()
+    assert (before.state, after.state) == (State.FENCED, State.RELEASING)
 
 
 @pytest.mark.parametrize("call", ["release", "renew"])

@@ -8,7 +8,7 @@ from backhaul_node_agent.core.engine_clock import SAMPLES_TO_TRUST
 from backhaul_node_agent.core.granting import ClaimRequest, Grant, Refusal
 from backhaul_node_agent.core.life import State
 from backhaul_node_agent.core.replay import AWAY_S
-from tests.unit.node_agent.owned import LIMITS, OFFSET, OwnerTable, facts, standing
+from tests.unit.node_agent.owned import LIMITS, OFFSET, OwnerTable, block_set, facts, standing
 
 FENCE_S = LIMITS.claim_ttl_s + LIMITS.margin_s
 
@@ -332,6 +332,22 @@ def test_a_set_that_another_agent_granted_is_released_after_the_fence() -> None:
     table.passes(FENCE_S + 1)
     assert table.refused("granted") == "SET_UNKNOWN"
     assert table.releases("granted") == 1
+
+
+def test_what_is_behind_the_fence_is_found_by_its_scope_and_keys_until_the_fence_is_over() -> None:
+    table = restarted()
+    assert table.owner.fenced_engines() == ["engine-1"]
+    key = block_set("free").keys[0]
+    assert table.owner.fenced("scope-1", ["other", key]) == ["free"]
+    assert table.owner.fenced("scope-2", [key]) == table.owner.fenced("scope-1", ["other"]) == []
+    table.passes(FENCE_S + 1)
+    assert table.owner.fenced("scope-1", [key]) == table.owner.fenced_engines() == []
+
+
+def test_what_is_freed_behind_the_fence_is_found_no_more() -> None:
+    table = restarted()
+    table.free("free", "granted")
+    assert table.owner.fenced_engines() == []
 
 
 def test_a_release_asked_for_behind_the_fence_waits_for_it() -> None:

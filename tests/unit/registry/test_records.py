@@ -31,6 +31,7 @@ def test_what_is_written_is_read_back() -> None:
         reuse_problem="p",
         vllm_version="v",
         second_chance=True,
+        fenced=True,
     )
     one = node(engines=(engine,), models=("m", "n"), state_reason="r", retiring=True)
     assert records.read_node(kv(KEYS.node("d1"), records.write_node(one))) == one

@@ -34,7 +34,9 @@ class Away:
 class Nobody:
     """No owner is to be asked."""
 
-    async def release_sets(self, address: str, set_ids: Sequence[str], *, timeout_s: float) -> Released:
+    async def release_sets(
+        self, address: str, set_ids: Sequence[str], *, timeout_s: float, scope: str = "", keys: Sequence[str] = ()
+    ) -> Released:
         raise AssertionError(address)
 
 

@@ -1,6 +1,6 @@
 """The agent's centre: passes events to the owner and carries out, in order, what the owner wants done."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import structlog
@@ -137,10 +137,15 @@ class Agent:
         """Takes a claim back that its router did not use."""
         self._perform(self._owner.give_back(request_id, self._clock.monotonic()))
 
-    def release(self, set_ids: Sequence[str]) -> ReleaseOutcome:
-        """Releases sets. Raises UnavailableError (NIXL_STARTING), FailedPreconditionError (NIXL_MISSING)."""
-        self._need_nixl()
-        outcome, effects = self._owner.release(set_ids, self._clock.monotonic())
+    def release(self, set_ids: Sequence[str], *, scope: str = "", keys: Collection[str] = ()) -> ReleaseOutcome:
+        """Releases sets, those behind a fence under one of the keys included.
+
+        Raises UnavailableError (NIXL_STARTING), FailedPreconditionError (NIXL_MISSING) when there are any.
+        """
+        ids = [*set_ids, *self._owner.fenced(scope, keys)]
+        if ids:
+            self._need_nixl()
+        outcome, effects = self._owner.release(ids, self._clock.monotonic())
         self._perform(effects)
         return outcome
 

@@ -259,6 +259,7 @@ class App:
             retiring=self._drain.retiring,
             weights_digest=self._config.weights_digest,
             second_chances=self._harvest.offered_engines(),
+            fenced=self._owner.fenced_engines(),
         )
         engine_ids = {engine.rank: engine.engine_id for engine in record.engines}
         self._engine_loads.name(engine_ids, self._clock.monotonic())

@@ -286,4 +286,5 @@ def _engine(record: EngineRecord) -> registry_pb2.Engine:
         reuse_problem=record.reuse_problem,
         vllm_version=record.vllm_version,
         second_chance=record.second_chance,
+        fenced=record.fenced,
     )

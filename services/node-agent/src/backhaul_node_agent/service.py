@@ -24,6 +24,7 @@ SERVICE_NAME = agent_pb2.DESCRIPTOR.services_by_name["BlockSetService"].full_nam
 
 _MAX_REQUEST_ID_BYTES = 128
 _MAX_IDS = 1_000
+_MAX_KEYS = 16
 _MAX_TOKENS = 4_000_000
 _MOST_HARVEST_S = 2.0
 """For a caller that sets no deadline."""
@@ -71,12 +72,11 @@ class BlockSetServicer(agent_pb2_grpc.BlockSetServiceServicer):
         request: agent_pb2.ReleaseBlockSetsRequest,
         context: grpc.aio.ServicerContext[agent_pb2.ReleaseBlockSetsRequest, agent_pb2.ReleaseBlockSetsResponse],
     ) -> agent_pb2.ReleaseBlockSetsResponse:
-        _check_ids(len(request.set_ids))
+        _check_keys(request)
         ids = dict.fromkeys(request.set_ids)
         dropped = [set_id for set_id in ids if self._harvest.drop(set_id)]
-        if len(dropped) == len(ids):
-            return agent_pb2.ReleaseBlockSetsResponse(released=dropped)
-        outcome = self._agent.release([set_id for set_id in ids if set_id not in dropped])
+        kept = [set_id for set_id in ids if set_id not in dropped]
+        outcome = self._agent.release(kept, scope=request.scope, keys=request.keys)
         return agent_pb2.ReleaseBlockSetsResponse(
             released=[*dropped, *outcome.released], deferred=outcome.deferred, unknown=outcome.unknown
         )
@@ -164,6 +164,15 @@ def _check_hand_off_id(hand_off_id: str) -> None:
         bounds.check_request_id(hand_off_id, "hand_off_id", most_bytes=bounds.MAX_HAND_OFF_ID_BYTES)
     except bounds.OutOfBoundsError as error:
         raise InvalidArgumentError("HAND_OFF_ID", str(error)) from None
+
+
+def _check_keys(request: agent_pb2.ReleaseBlockSetsRequest) -> None:
+    if len(request.keys) > _MAX_KEYS:
+        raise InvalidArgumentError("KEYS", f"at most {_MAX_KEYS} keys are accepted")
+    if not request.keys:
+        _check_ids(len(request.set_ids))
+    elif len(request.set_ids) > _MAX_IDS:
+        raise InvalidArgumentError("SET_IDS", f"at most {_MAX_IDS} set_ids are accepted")
 
 
 def _check_tokens(request: agent_pb2.HarvestBlockSetRequest) -> None:

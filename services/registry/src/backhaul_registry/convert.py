@@ -184,6 +184,7 @@ def _engine_to_proto(engine: Engine) -> pb.Engine:
         reuse_problem=engine.reuse_problem,
         vllm_version=engine.vllm_version,
         second_chance=engine.second_chance,
+        fenced=engine.fenced,
     )
 
 
@@ -201,4 +202,5 @@ def _engine_from_proto(message: pb.Engine) -> Engine:
         reuse_problem=message.reuse_problem,
         vllm_version=message.vllm_version,
         second_chance=message.second_chance,
+        fenced=message.fenced,
     )

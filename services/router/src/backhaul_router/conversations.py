@@ -55,8 +55,10 @@ class Registry(Protocol):
 class Owner(Protocol):
     """Who releases block sets."""
 
-    async def release_sets(self, address: str, set_ids: Sequence[str], *, timeout_s: float) -> Released:
-        """Raises BackhaulError."""
+    async def release_sets(
+        self, address: str, set_ids: Sequence[str], *, timeout_s: float, scope: str = "", keys: Sequence[str] = ()
+    ) -> Released:
+        """Releases the sets, and those under the keys to which no pointer leads yet. Raises BackhaulError."""
         ...
 
 
@@ -102,11 +104,12 @@ class Conversations:
 
     async def _end_in(self, scope: str, keys: Sequence[str], deadline: float) -> Released:
         """Looks until two lookups in a row show nothing new."""
+        keys = keys[:MAX_KEYS]
         known: set[tuple[str, str]] = set()
-        total = Released()
+        total = await self._release_fenced(scope, keys, self._call_s(deadline))
         idle = 0
         for _ in range(_LOOKS):
-            pointers = await self._find(scope, keys[:MAX_KEYS], self._call_s(deadline))
+            pointers = await self._find(scope, keys, self._call_s(deadline))
             new = [pointer for pointer in distinct(pointers) if (pointer.engine_id, pointer.set_id) not in known]
             known |= {(pointer.engine_id, pointer.set_id) for pointer in new}
             total = _total([total, await self._release(new, self._call_s(deadline))])
@@ -136,14 +139,25 @@ class Conversations:
             node = self._table.get(pointer.node_id)
             if node is not None and node.engine(pointer.engine_id) is not None:
                 by_address.setdefault(node.agent_address, []).append(pointer.set_id)
-        try:
-            done = await _all(
-                self._owner.release_sets(address, set_ids, timeout_s=timeout_s)
-                for address, set_ids in by_address.items()
-            )
-        except BackhaulError as error:
-            raise ApiError(503, "not all block sets could be released", headers=_RETRY) from error
-        return _total(done)
+        return await _released(
+            self._owner.release_sets(address, set_ids, timeout_s=timeout_s) for address, set_ids in by_address.items()
+        )
+
+    async def _release_fenced(self, scope: str, keys: Sequence[str], timeout_s: float) -> Released:
+        """Has owners that have started anew release what nobody can find until their fence is over."""
+        nodes = (node for node in self._table if not node.orphaned and any(engine.fenced for engine in node.engines))
+        return await _released(
+            self._owner.release_sets(node.agent_address, (), timeout_s=timeout_s, scope=scope, keys=keys)
+            for node in nodes
+        )
+
+
+async def _released(calls: Iterable[Awaitable[Released]]) -> Released:
+    """Makes all calls at once; returns what they released together. Raises ApiError (503)."""
+    try:
+        return _total(await _all(calls))
+    except BackhaulError as error:
+        raise ApiError(503, "not all block sets could be released", headers=_RETRY) from error
 
 
 async def _all(calls: Iterable[Awaitable[Released]]) -> list[Released]:

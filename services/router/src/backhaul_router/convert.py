@@ -43,6 +43,7 @@ def _engine_from(message: registry_pb2.Engine) -> Engine:
         connector_version=message.connector_version,
         reuse=message.reuse,
         second_chance=message.second_chance,
+        fenced=message.fenced,
         rank=message.rank,
         block_size=message.block_size,
         block_count=message.block_count,

@@ -115,12 +115,16 @@ class OwnerClient:
         request = agent_pb2.ReleaseHandOffRequest(engine_id=kept.engine_id, hand_off_id=kept.hand_off_id)
         self._tell("hand-off not released", lambda: self._stub(kept.address).ReleaseHandOff(request, timeout=_TELL_S))
 
-    async def release_sets(self, address: str, set_ids: Sequence[str], *, timeout_s: float) -> Released:
+    async def release_sets(
+        self, address: str, set_ids: Sequence[str], *, timeout_s: float, scope: str = "", keys: Sequence[str] = ()
+    ) -> Released:
         """Has an agent release block sets of its engines; ids that it does not know count as neither.
+
+        With ``keys`` also those under one of them in ``scope`` to which no pointer leads yet.
 
         Raises BackhaulError. Sent once: releasing is idempotent, and callers may ask again.
         """
-        request = agent_pb2.ReleaseBlockSetsRequest(set_ids=set_ids)
+        request = agent_pb2.ReleaseBlockSetsRequest(set_ids=set_ids, keys=keys, scope=scope)
         with _errors():
             response = await self._stub(address).ReleaseBlockSets(request, timeout=timeout_s)
         return Released(len(response.released), len(response.deferred))

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x62\x61\x63khaul/agent/v1/agent.proto\x12\x11\x62\x61\x63khaul.agent.v1\x1a\x1egoogle/protobuf/duration.proto\"\xd7\x01\n\x08\x42lockSet\x12\x0e\n\x06set_id\x18\x01 \x01(\t\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12/\n\x05state\x18\x03 \x01(\x0e\x32 .backhaul.agent.v1.BlockSetState\x12\x13\n\x0btoken_count\x18\x04 \x01(\x05\x12\x13\n\x0b\x62lock_count\x18\x05 \x01(\x05\x12\x30\n\rremaining_ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05scope\x18\x07 \x01(\t\x12\x0c\n\x04keys\x18\x08 \x03(\t\"t\n\x14\x43laimBlockSetRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06set_id\x18\x02 \x01(\t\x12\x11\n\tengine_id\x18\x03 \x01(\t\x12\r\n\x05scope\x18\x04 \x01(\t\x12\x16\n\x0eweights_digest\x18\x05 \x01(\t\"u\n\x15\x43laimBlockSetResponse\x12\x1f\n\x17kv_transfer_params_json\x18\x01 \x01(\t\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"+\n\x15ReturnBlockSetRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x18\n\x16ReturnBlockSetResponse\"*\n\x17ReleaseBlockSetsRequest\x12\x0f\n\x07set_ids\x18\x01 \x03(\t\"O\n\x18ReleaseBlockSetsResponse\x12\x10\n\x08released\x18\x01 \x03(\t\x12\x10\n\x08\x64\x65\x66\x65rred\x18\x02 \x03(\t\x12\x0f\n\x07unknown\x18\x03 \x03(\t\"?\n\x15ReleaseHandOffRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bhand_off_id\x18\x02 \x01(\t\"\x18\n\x16ReleaseHandOffResponse\"(\n\x15RenewBlockSetsRequest\x12\x0f\n\x07set_ids\x18\x01 \x03(\t\":\n\x16RenewBlockSetsResponse\x12\x0f\n\x07renewed\x18\x01 \x03(\t\x12\x0f\n\x07unknown\x18\x02 \x03(\t\"\x98\x01\n\x16HarvestBlockSetRequest\x12\x0e\n\x06set_id\x18\x01 \x01(\t\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12\r\n\x05scope\x18\x03 \x01(\t\x12\x16\n\x0eweights_digest\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x11\n\ttoken_ids\x18\x07 \x03(\x05\"\xaa\x01\n\x17HarvestBlockSetResponse\x12\x1f\n\x17kv_transfer_params_json\x18\x01 \x01(\t\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x13\n\x0bhand_off_id\x18\x03 \x01(\t\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14\x63omputed_token_count\x18\x05 \x01(\x05\"=\n\x14ListBlockSetsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"a\n\x15ListBlockSetsResponse\x12/\n\nblock_sets\x18\x01 \x03(\x0b\x32\x1b.backhaul.agent.v1.BlockSet\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\":\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa0\x01\n\rDrainResponse\x12\x17\n\x0fremaining_count\x18\x01 \x01(\x05\x12\x15\n\rrunning_count\x18\x02 \x01(\x05\x12,\n\x05phase\x18\x03 \x01(\x0e\x32\x1d.backhaul.agent.v1.DrainPhase\x12\x31\n\x0eremaining_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x93\x01\n\nEngineLoad\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x15\n\rrunning_count\x18\x02 \x01(\x05\x12\x15\n\rwaiting_count\x18\x03 \x01(\x05\x12\x10\n\x08kv_usage\x18\x04 \x01(\x01\x12\x1d\n\x10\x66ree_block_count\x18\x05 \x01(\x05H\x00\x88\x01\x01\x42\x13\n\x11_free_block_count\"\x12\n\x10WatchLoadRequest\"C\n\x11WatchLoadResponse\x12.\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x1d.backhaul.agent.v1.EngineLoad*\xa2\x01\n\rBlockSetState\x12\x1f\n\x1b\x42LOCK_SET_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x42LOCK_SET_STATE_FENCED\x10\x01\x12\x18\n\x14\x42LOCK_SET_STATE_HELD\x10\x02\x12\x1b\n\x17\x42LOCK_SET_STATE_CLAIMED\x10\x03\x12\x1d\n\x19\x42LOCK_SET_STATE_RELEASING\x10\x04*Y\n\nDrainPhase\x12\x1b\n\x17\x44RAIN_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44RAIN_PHASE_DRAINING\x10\x01\x12\x14\n\x10\x44RAIN_PHASE_LEFT\x10\x02\x32\xb1\x06\n\x0f\x42lockSetService\x12\x62\n\rClaimBlockSet\x12\'.backhaul.agent.v1.ClaimBlockSetRequest\x1a(.backhaul.agent.v1.ClaimBlockSetResponse\x12\x65\n\x0eReturnBlockSet\x12(.backhaul.agent.v1.ReturnBlockSetRequest\x1a).backhaul.agent.v1.ReturnBlockSetResponse\x12k\n\x10ReleaseBlockSets\x12*.backhaul.agent.v1.ReleaseBlockSetsRequest\x1a+.backhaul.agent.v1.ReleaseBlockSetsResponse\x12\x65\n\x0eReleaseHandOff\x12(.backhaul.agent.v1.ReleaseHandOffRequest\x1a).backhaul.agent.v1.ReleaseHandOffResponse\x12\x65\n\x0eRenewBlockSets\x12(.backhaul.agent.v1.RenewBlockSetsRequest\x1a).backhaul.agent.v1.RenewBlockSetsResponse\x12h\n\x0fHarvestBlockSet\x12).backhaul.agent.v1.HarvestBlockSetRequest\x1a*.backhaul.agent.v1.HarvestBlockSetResponse\x12\x62\n\rListBlockSets\x12\'.backhaul.agent.v1.ListBlockSetsRequest\x1a(.backhaul.agent.v1.ListBlockSetsResponse\x12J\n\x05\x44rain\x12\x1f.backhaul.agent.v1.DrainRequest\x1a .backhaul.agent.v1.DrainResponse2g\n\x0bLoadService\x12X\n\tWatchLoad\x12#.backhaul.agent.v1.WatchLoadRequest\x1a$.backhaul.agent.v1.WatchLoadResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x62\x61\x63khaul/agent/v1/agent.proto\x12\x11\x62\x61\x63khaul.agent.v1\x1a\x1egoogle/protobuf/duration.proto\"\xd7\x01\n\x08\x42lockSet\x12\x0e\n\x06set_id\x18\x01 \x01(\t\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12/\n\x05state\x18\x03 \x01(\x0e\x32 .backhaul.agent.v1.BlockSetState\x12\x13\n\x0btoken_count\x18\x04 \x01(\x05\x12\x13\n\x0b\x62lock_count\x18\x05 \x01(\x05\x12\x30\n\rremaining_ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05scope\x18\x07 \x01(\t\x12\x0c\n\x04keys\x18\x08 \x03(\t\"t\n\x14\x43laimBlockSetRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06set_id\x18\x02 \x01(\t\x12\x11\n\tengine_id\x18\x03 \x01(\t\x12\r\n\x05scope\x18\x04 \x01(\t\x12\x16\n\x0eweights_digest\x18\x05 \x01(\t\"u\n\x15\x43laimBlockSetResponse\x12\x1f\n\x17kv_transfer_params_json\x18\x01 \x01(\t\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"+\n\x15ReturnBlockSetRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x18\n\x16ReturnBlockSetResponse\"G\n\x17ReleaseBlockSetsRequest\x12\x0f\n\x07set_ids\x18\x01 \x03(\t\x12\x0c\n\x04keys\x18\x02 \x03(\t\x12\r\n\x05scope\x18\x03 \x01(\t\"O\n\x18ReleaseBlockSetsResponse\x12\x10\n\x08released\x18\x01 \x03(\t\x12\x10\n\x08\x64\x65\x66\x65rred\x18\x02 \x03(\t\x12\x0f\n\x07unknown\x18\x03 \x03(\t\"?\n\x15ReleaseHandOffRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bhand_off_id\x18\x02 \x01(\t\"\x18\n\x16ReleaseHandOffResponse\"(\n\x15RenewBlockSetsRequest\x12\x0f\n\x07set_ids\x18\x01 \x03(\t\":\n\x16RenewBlockSetsResponse\x12\x0f\n\x07renewed\x18\x01 \x03(\t\x12\x0f\n\x07unknown\x18\x02 \x03(\t\"\x98\x01\n\x16HarvestBlockSetRequest\x12\x0e\n\x06set_id\x18\x01 \x01(\t\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12\r\n\x05scope\x18\x03 \x01(\t\x12\x16\n\x0eweights_digest\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x11\n\ttoken_ids\x18\x07 \x03(\x05\"\xaa\x01\n\x17HarvestBlockSetResponse\x12\x1f\n\x17kv_transfer_params_json\x18\x01 \x01(\t\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x13\n\x0bhand_off_id\x18\x03 \x01(\t\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14\x63omputed_token_count\x18\x05 \x01(\x05\"=\n\x14ListBlockSetsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"a\n\x15ListBlockSetsResponse\x12/\n\nblock_sets\x18\x01 \x03(\x0b\x32\x1b.backhaul.agent.v1.BlockSet\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\":\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa0\x01\n\rDrainResponse\x12\x17\n\x0fremaining_count\x18\x01 \x01(\x05\x12\x15\n\rrunning_count\x18\x02 \x01(\x05\x12,\n\x05phase\x18\x03 \x01(\x0e\x32\x1d.backhaul.agent.v1.DrainPhase\x12\x31\n\x0eremaining_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x93\x01\n\nEngineLoad\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x15\n\rrunning_count\x18\x02 \x01(\x05\x12\x15\n\rwaiting_count\x18\x03 \x01(\x05\x12\x10\n\x08kv_usage\x18\x04 \x01(\x01\x12\x1d\n\x10\x66ree_block_count\x18\x05 \x01(\x05H\x00\x88\x01\x01\x42\x13\n\x11_free_block_count\"\x12\n\x10WatchLoadRequest\"C\n\x11WatchLoadResponse\x12.\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x1d.backhaul.agent.v1.EngineLoad*\xa2\x01\n\rBlockSetState\x12\x1f\n\x1b\x42LOCK_SET_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x42LOCK_SET_STATE_FENCED\x10\x01\x12\x18\n\x14\x42LOCK_SET_STATE_HELD\x10\x02\x12\x1b\n\x17\x42LOCK_SET_STATE_CLAIMED\x10\x03\x12\x1d\n\x19\x42LOCK_SET_STATE_RELEASING\x10\x04*Y\n\nDrainPhase\x12\x1b\n\x17\x44RAIN_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44RAIN_PHASE_DRAINING\x10\x01\x12\x14\n\x10\x44RAIN_PHASE_LEFT\x10\x02\x32\xb1\x06\n\x0f\x42lockSetService\x12\x62\n\rClaimBlockSet\x12\'.backhaul.agent.v1.ClaimBlockSetRequest\x1a(.backhaul.agent.v1.ClaimBlockSetResponse\x12\x65\n\x0eReturnBlockSet\x12(.backhaul.agent.v1.ReturnBlockSetRequest\x1a).backhaul.agent.v1.ReturnBlockSetResponse\x12k\n\x10ReleaseBlockSets\x12*.backhaul.agent.v1.ReleaseBlockSetsRequest\x1a+.backhaul.agent.v1.ReleaseBlockSetsResponse\x12\x65\n\x0eReleaseHandOff\x12(.backhaul.agent.v1.ReleaseHandOffRequest\x1a).backhaul.agent.v1.ReleaseHandOffResponse\x12\x65\n\x0eRenewBlockSets\x12(.backhaul.agent.v1.RenewBlockSetsRequest\x1a).backhaul.agent.v1.RenewBlockSetsResponse\x12h\n\x0fHarvestBlockSet\x12).backhaul.agent.v1.HarvestBlockSetRequest\x1a*.backhaul.agent.v1.HarvestBlockSetResponse\x12\x62\n\rListBlockSets\x12\'.backhaul.agent.v1.ListBlockSetsRequest\x1a(.backhaul.agent.v1.ListBlockSetsResponse\x12J\n\x05\x44rain\x12\x1f.backhaul.agent.v1.DrainRequest\x1a .backhaul.agent.v1.DrainResponse2g\n\x0bLoadService\x12X\n\tWatchLoad\x12#.backhaul.agent.v1.WatchLoadRequest\x1a$.backhaul.agent.v1.WatchLoadResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'backhaul.agent.v1.agent_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BLOCKSETSTATE']._serialized_start=1881
-  _globals['_BLOCKSETSTATE']._serialized_end=2043
-  _globals['_DRAINPHASE']._serialized_start=2045
-  _globals['_DRAINPHASE']._serialized_end=2134
+  _globals['_BLOCKSETSTATE']._serialized_start=1910
+  _globals['_BLOCKSETSTATE']._serialized_end=2072
+  _globals['_DRAINPHASE']._serialized_start=2074
+  _globals['_DRAINPHASE']._serialized_end=2163
   _globals['_BLOCKSET']._serialized_start=85
   _globals['_BLOCKSET']._serialized_end=300
   _globals['_CLAIMBLOCKSETREQUEST']._serialized_start=302
@@ -47,37 +47,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RETURNBLOCKSETRESPONSE']._serialized_start=584
   _globals['_RETURNBLOCKSETRESPONSE']._serialized_end=608
   _globals['_RELEASEBLOCKSETSREQUEST']._serialized_start=610
-  _globals['_RELEASEBLOCKSETSREQUEST']._serialized_end=652
-  _globals['_RELEASEBLOCKSETSRESPONSE']._serialized_start=654
-  _globals['_RELEASEBLOCKSETSRESPONSE']._serialized_end=733
-  _globals['_RELEASEHANDOFFREQUEST']._serialized_start=735
-  _globals['_RELEASEHANDOFFREQUEST']._serialized_end=798
-  _globals['_RELEASEHANDOFFRESPONSE']._serialized_start=800
-  _globals['_RELEASEHANDOFFRESPONSE']._serialized_end=824
-  _globals['_RENEWBLOCKSETSREQUEST']._serialized_start=826
-  _globals['_RENEWBLOCKSETSREQUEST']._serialized_end=866
-  _globals['_RENEWBLOCKSETSRESPONSE']._serialized_start=868
-  _globals['_RENEWBLOCKSETSRESPONSE']._serialized_end=926
-  _globals['_HARVESTBLOCKSETREQUEST']._serialized_start=929
-  _globals['_HARVESTBLOCKSETREQUEST']._serialized_end=1081
-  _globals['_HARVESTBLOCKSETRESPONSE']._serialized_start=1084
-  _globals['_HARVESTBLOCKSETRESPONSE']._serialized_end=1254
-  _globals['_LISTBLOCKSETSREQUEST']._serialized_start=1256
-  _globals['_LISTBLOCKSETSREQUEST']._serialized_end=1317
-  _globals['_LISTBLOCKSETSRESPONSE']._serialized_start=1319
-  _globals['_LISTBLOCKSETSRESPONSE']._serialized_end=1416
-  _globals['_DRAINREQUEST']._serialized_start=1418
-  _globals['_DRAINREQUEST']._serialized_end=1476
-  _globals['_DRAINRESPONSE']._serialized_start=1479
-  _globals['_DRAINRESPONSE']._serialized_end=1639
-  _globals['_ENGINELOAD']._serialized_start=1642
-  _globals['_ENGINELOAD']._serialized_end=1789
-  _globals['_WATCHLOADREQUEST']._serialized_start=1791
-  _globals['_WATCHLOADREQUEST']._serialized_end=1809
-  _globals['_WATCHLOADRESPONSE']._serialized_start=1811
-  _globals['_WATCHLOADRESPONSE']._serialized_end=1878
-  _globals['_BLOCKSETSERVICE']._serialized_start=2137
-  _globals['_BLOCKSETSERVICE']._serialized_end=2954
-  _globals['_LOADSERVICE']._serialized_start=2956
-  _globals['_LOADSERVICE']._serialized_end=3059
+  _globals['_RELEASEBLOCKSETSREQUEST']._serialized_end=681
+  _globals['_RELEASEBLOCKSETSRESPONSE']._serialized_start=683
+  _globals['_RELEASEBLOCKSETSRESPONSE']._serialized_end=762
+  _globals['_RELEASEHANDOFFREQUEST']._serialized_start=764
+  _globals['_RELEASEHANDOFFREQUEST']._serialized_end=827
+  _globals['_RELEASEHANDOFFRESPONSE']._serialized_start=829
+  _globals['_RELEASEHANDOFFRESPONSE']._serialized_end=853
+  _globals['_RENEWBLOCKSETSREQUEST']._serialized_start=855
+  _globals['_RENEWBLOCKSETSREQUEST']._serialized_end=895
+  _globals['_RENEWBLOCKSETSRESPONSE']._serialized_start=897
+  _globals['_RENEWBLOCKSETSRESPONSE']._serialized_end=955
+  _globals['_HARVESTBLOCKSETREQUEST']._serialized_start=958
+  _globals['_HARVESTBLOCKSETREQUEST']._serialized_end=1110
+  _globals['_HARVESTBLOCKSETRESPONSE']._serialized_start=1113
+  _globals['_HARVESTBLOCKSETRESPONSE']._serialized_end=1283
+  _globals['_LISTBLOCKSETSREQUEST']._serialized_start=1285
+  _globals['_LISTBLOCKSETSREQUEST']._serialized_end=1346
+  _globals['_LISTBLOCKSETSRESPONSE']._serialized_start=1348
+  _globals['_LISTBLOCKSETSRESPONSE']._serialized_end=1445
+  _globals['_DRAINREQUEST']._serialized_start=1447
+  _globals['_DRAINREQUEST']._serialized_end=1505
+  _globals['_DRAINRESPONSE']._serialized_start=1508
+  _globals['_DRAINRESPONSE']._serialized_end=1668
+  _globals['_ENGINELOAD']._serialized_start=1671
+  _globals['_ENGINELOAD']._serialized_end=1818
+  _globals['_WATCHLOADREQUEST']._serialized_start=1820
+  _globals['_WATCHLOADREQUEST']._serialized_end=1838
+  _globals['_WATCHLOADRESPONSE']._serialized_start=1840
+  _globals['_WATCHLOADRESPONSE']._serialized_end=1907
+  _globals['_BLOCKSETSERVICE']._serialized_start=2166
+  _globals['_BLOCKSETSERVICE']._serialized_end=2983
+  _globals['_LOADSERVICE']._serialized_start=2985
+  _globals['_LOADSERVICE']._serialized_end=3088
 # @@protoc_insertion_point(module_scope)

@@ -248,18 +248,30 @@ class ReleaseBlockSetsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SET_IDS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
+    scope: _builtins.str
+    """Scope of `keys`."""
     @_builtins.property
     def set_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Block sets to release. 1 to 1,000."""
+        """Block sets to release. At most 1,000; at least one without `keys`."""
+
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Lookup keys, at most 16: the block sets under one of these in `scope` are released, too, that were found after a
+        restart and to which no pointer leads yet. They are reported as `deferred`.
+        """
 
     def __init__(
         self,
         *,
         set_ids: _abc.Iterable[_builtins.str] | None = ...,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
+        scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["set_ids", b"set_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "scope", b"scope", "set_ids", b"set_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -150,6 +150,7 @@ class Engine(_message.Message):
     REUSE_PROBLEM_FIELD_NUMBER: _builtins.int
     VLLM_VERSION_FIELD_NUMBER: _builtins.int
     SECOND_CHANCE_FIELD_NUMBER: _builtins.int
+    FENCED_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """vLLM's engine id."""
     rank: _builtins.int
@@ -174,6 +175,10 @@ class Engine(_message.Message):
     """vLLM's version; empty when unknown."""
     second_chance: _builtins.bool
     """Whether the owner follows what the engine caches, and can give fresh handles for it. Needs no connector."""
+    fenced: _builtins.bool
+    """Whether the engine retains block sets from before its agent's start, to which no pointer leads yet. Who ends a
+    conversation asks the agent itself for those (`ReleaseBlockSets` with `keys`).
+    """
     @_builtins.property
     def retention_ttl(self) -> _duration_pb2.Duration:
         """How long the engine keeps a finished turn's blocks."""
@@ -193,10 +198,11 @@ class Engine(_message.Message):
         reuse_problem: _builtins.str = ...,
         vllm_version: _builtins.str = ...,
         second_chance: _builtins.bool = ...,
+        fenced: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["retention_ttl", b"retention_ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_size", b"block_size", "compatibility_hash", b"compatibility_hash", "connector_version", b"connector_version", "engine_id", b"engine_id", "rank", b"rank", "retention_ttl", b"retention_ttl", "reuse", b"reuse", "reuse_problem", b"reuse_problem", "second_chance", b"second_chance", "vllm_version", b"vllm_version", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_size", b"block_size", "compatibility_hash", b"compatibility_hash", "connector_version", b"connector_version", "engine_id", b"engine_id", "fenced", b"fenced", "rank", b"rank", "retention_ttl", b"retention_ttl", "reuse", b"reuse", "reuse_problem", b"reuse_problem", "second_chance", b"second_chance", "vllm_version", b"vllm_version", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,8 @@ class Engine:
     ranking: Ranking = field(default_factory=Ranking)
     superseded: dict[str, None] = field(default_factory=dict)
     """Sets that nobody needs any more, until they are released or gone."""
+    fenced: set[str] = field(default_factory=set)
+    """Sets that are FENCED."""
     unpublished: dict[str, float] = field(default_factory=dict)
     """Sets whose pointers have been asked for and are not durable yet, by when they were asked for (agent's clock)."""
 
@@ -141,6 +143,10 @@ class Holdings:
             self.conversations.given_back(name)
         elif claimed and not claims:
             self.conversations.claim_ended(name, now)
+        if after is not None and after.state is State.FENCED:
+            engine.fenced.add(name.set_id)
+        else:
+            engine.fenced.discard(name.set_id)
         if after is not None and after.state is State.HELD and (before is None or before.state is not State.HELD):
             engine.ranking.add(name.set_id, now)
         if after is None:

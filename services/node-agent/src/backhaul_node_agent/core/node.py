@@ -77,6 +77,8 @@ class EngineRecord:
     """Empty: turns on this engine can reuse blocks."""
     second_chance: bool = False
     """Whether fresh handles can be had for what the engine caches."""
+    fenced: bool = False
+    """Whether sets are behind a fence, where nobody else can find them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +107,23 @@ def node_record(
     retiring: bool = False,
     weights_digest: str = "",
     second_chances: Iterable[str] = (),
+    fenced: Iterable[str] = (),
 ) -> NodeRecord:
     """Puts the node's record together.
 
     `side_channels` is by rank, `connected` names the engines whose connector is connected; `purging` while pointers of
     an incarnation that is gone are still being removed. `draining` says how far a drain is; empty: there is none.
     `weights_digest` is what engines without the connector are said to have; `second_chances` names the engines for
-    which fresh handles can be had.
+    which fresh handles can be had, `fenced` those with sets behind a fence.
     """
     known = {facts.rank: facts for facts in engines}
     there = frozenset(connected)
-    offered = frozenset(second_chances)
+    offered, behind = frozenset(second_chances), frozenset(fenced)
     records = [
         _engine_record(rank, known.get(rank), side_channels.get(rank), server, there, advertised_host, weights_digest)
         for rank in sorted(known.keys() | side_channels.keys())
     ]
-    records = [replace(record, second_chance=record.engine_id in offered) for record in records]
+    records = [replace(one, second_chance=one.engine_id in offered, fenced=one.engine_id in behind) for one in records]
     # A rank's port can be answered by an engine that is known under another rank.
     distinct = list({record.engine_id: record for record in reversed(records)}.values())[::-1]
     readiness, reason = _readiness(server, purging=purging, draining=draining)

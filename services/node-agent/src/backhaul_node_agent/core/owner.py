@@ -8,7 +8,7 @@ and of the fence in `replay`, of asked-for releases in `releasing`, of those tha
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from backhaul_node_agent.core import events as ev
@@ -72,6 +72,10 @@ class Owner:
     def engines(self) -> list[EngineFacts]:
         """Returns the engines that are known, by rank."""
         return sorted((engine.facts for engine in self._held.engines.values()), key=lambda facts: facts.rank)
+
+    def fenced_engines(self) -> list[str]:
+        """Names the engines with sets behind a fence."""
+        return [engine_id for engine_id, engine in self._held.engines.items() if engine.fenced]
 
     def connected(self, engine_id: str) -> bool:
         """Tells whether the engine's connector is connected and has replayed all."""
@@ -234,6 +238,10 @@ class Owner:
     def give_back(self, request_id: str, now: float) -> list[ev.Effect]:
         """Takes back a claim that its router returned, and remembers the return."""
         return self._granting.give_back(request_id, now)
+
+    def fenced(self, scope: str, keys: Collection[str]) -> list[str]:
+        """Returns the sets behind a fence under one of the keys."""
+        return self._releasing.fenced(scope, keys)
 
     def release(self, set_ids: Sequence[str], now: float) -> tuple[ReleaseOutcome, list[ev.Effect]]:
         """Releases the sets that may be released, notes the others, leaves unknown ids alone."""

@@ -4,7 +4,7 @@ Ids that no connector reported are never touched: other requests' hand-offs live
 hand-off is freed only by its name, on the word of the router that alone knows it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from backhaul_node_agent.core import events as ev
@@ -41,6 +41,12 @@ class Releasing:
             now_releasing = engine.lives[set_id].state is State.RELEASING
             (outcome.released if now_releasing else outcome.deferred).append(set_id)
         return outcome, effects
+
+    def fenced(self, scope: str, keys: Collection[str]) -> list[str]:
+        """Returns the sets behind a fence under one of the keys: nobody can name them, for no pointer leads to them."""
+        lives = (engine.lives[set_id] for engine in self._held.engines.values() for set_id in engine.fenced)
+        found = (life.block_set for life in lives if life.block_set.scope == scope)
+        return [one.set_id for one in found if not set(keys).isdisjoint(one.keys)]
 
     def hand_off(self, engine_id: str, hand_off_id: str) -> list[ev.Effect] | str:
         """Frees a hand-off that nobody will read; a reason when it is none of these engines'."""

@@ -35,6 +35,7 @@ class Engine:
     reuse_problem: str = ""
     vllm_version: str = ""
     second_chance: bool = False
+    fenced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

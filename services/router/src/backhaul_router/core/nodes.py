@@ -35,6 +35,8 @@ class Engine:
     """Whether its turns can reuse blocks."""
     second_chance: bool = False
     """Whether its owner gives fresh handles for what it caches."""
+    fenced: bool = False
+    """Whether it retains block sets to which no pointer leads yet, since its agent has started anew."""
     rank: int = 0
     """Data-parallel rank."""
     block_size: int = 0
