@@ -131,7 +131,7 @@ class Admission:
         entry = self._turns.enter(tenant, now=now, deadline=now + left_s)
         self._wake(entry.displaced)
         if entry.ticket.refusal is not None:
-            raise self._refused(entry.ticket.refusal, tenant)
+            raise self._refused(entry.ticket.refusal, entry.wait_s)
         return entry.ticket
 
     async def _wait(self, ticket: Ticket, left_s: float) -> None:
@@ -147,9 +147,9 @@ class Admission:
             self._waits.record(self._clock.monotonic() - began, {"result": result})
         if ticket.state is State.WAITING:
             late = Refusal.DEADLINE_PASSED if left_s <= self._queue_timeout_s else Refusal.QUEUE_TIMEOUT
-            raise self._refused(late, ticket.tenant)
+            raise self._refused(late, self._turns.wait_s(ticket.tenant))
         if ticket.refusal is not None:
-            raise self._refused(ticket.refusal, ticket.tenant)
+            raise self._refused(ticket.refusal, self._turns.wait_s(ticket.tenant))
 
     async def _woken_within(self, woken: asyncio.Future[None], seconds: float) -> None:
         late = asyncio.ensure_future(self._clock.sleep(seconds))
@@ -162,10 +162,9 @@ class Admission:
         if ticket is not None:
             self._woken[ticket].set_result(None)
 
-    def _refused(self, refusal: Refusal, tenant: str) -> ApiError:
-        retry_s = self._turns.wait_s(tenant)
+    def _refused(self, refusal: Refusal, wait_s: float | None) -> ApiError:
         what = self._reason(refusal)
-        return self._refusal(_STATUS.get(refusal, 429), refusal.value, what, self._turns.max_turns, retry_s)
+        return self._refusal(_STATUS.get(refusal, 429), refusal.value, what, self._turns.max_turns, wait_s)
 
     def _reason(self, refusal: Refusal) -> str:
         full = f"{self._turns.max_turns} turns run on this router, which is its limit"
@@ -177,7 +176,7 @@ class Admission:
             case Refusal.DISPLACED:
                 return f"{full}, and another turn was let in before this one"
             case Refusal.DEADLINE_UNREACHABLE:
-                return f"{full}, and this one would wait for longer than its deadline allows"
+                return "the turn would wait here for longer than its deadline allows"
             case Refusal.DEADLINE_PASSED:
                 return "the deadline passed before the turn began"
             case Refusal.QUEUE_TIMEOUT:

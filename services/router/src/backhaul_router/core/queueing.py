@@ -117,8 +117,8 @@ class TurnQueue:
         ``deadline`` is when the turn is of no more use. Whoever got a ticket that is not refused leaves with it, once.
         """
         line = self._lines.get(tenant) or _Line(self._limits.get(tenant, TenantLimits()))
-        ticket, wait_s = Ticket(tenant), self._wait_s(line)
         room = line.room > 0 and self.running_count < self.max_turns
+        ticket, wait_s = Ticket(tenant), 0.0 if room else self._wait_s(line)
         worse = None if room or self.waiting_count < self._max_queued else self._worse_than(line)
         ticket.refusal = self._refusal(line, wait_s=wait_s, left_s=deadline - now, room=room, worse=worse)
         if ticket.refusal is not None:
@@ -179,6 +179,8 @@ class TurnQueue:
 
     def _start_next(self, now: float) -> Ticket | None:
         """One slot has got free, so there is at most one."""
+        if not self.waiting_count:
+            return None
         able = [line for line in self._lines.values() if line.waiting and line.room > 0]
         if not able or self.running_count >= self.max_turns:
             return None
