@@ -66,9 +66,9 @@ def test_the_best_of_what_filters_leave_is_picked() -> None:
     assert run(profile, D1, D2, D3) == "d2"
 
 
-def test_each_filter_gets_what_the_ones_before_left_and_required_ones_come_first() -> None:
+def test_each_filter_gets_what_the_ones_before_left() -> None:
     first, second, third = Without("d1"), Without("d2"), Without()
-    profile = Profile([second, third], [], BestPicker(Recency()), required=[first])
+    profile = Profile([first, second, third], [], BestPicker(Recency()))
     assert run(profile, D1, D2, D3) == "d3"
     assert [each.asked for each in (first, second, third)] == [[["d1", "d2", "d3"]], [["d2", "d3"]], [["d3"]]]
 
@@ -94,11 +94,6 @@ def test_where_nothing_is_left_nothing_is_picked_and_nobody_else_is_asked() -> N
     assert later.asked == []
 
 
-def test_who_can_serve_a_leg_is_asked_of_required_filters_only() -> None:
-    profile = Profile([Without("d2")], [], BestPicker(Recency()), required=[Without("d1")])
-    assert ids(profile.able(demand(), Leg.DECODE, [D1, D2, D3])) == ["d2", "d3"]
-
-
 def test_a_choice_is_explained() -> None:
     scorers = [(Worth("one", d2=0.5, d3=1.0), 1.0), (Worth("two", d2=2.0), 3.0)]
     profile = Profile([Without("d1", name="gone"), Without()], scorers, BestPicker(Recency()))
@@ -114,6 +109,14 @@ def test_a_choice_is_explained() -> None:
         ),
         picked=D2,
     )
+
+
+def test_of_several_runs_the_last_is_explained() -> None:
+    profile = Profile([Without("d1")], [], BestPicker(Recency()))
+    explanation = ProfileExplanation()
+    profile.run(demand(), Leg.DECODE, [D1], explanation)
+    profile.run(demand(), Leg.ALONE, [D2], explanation)
+    assert explanation == ProfileExplanation(leg=Leg.ALONE, considered=(D2,), ratings=(Rating(D2, (), 1.0),), picked=D2)
 
 
 @pytest.mark.parametrize(

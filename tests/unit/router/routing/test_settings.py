@@ -10,6 +10,7 @@ import pytest
 from backhaul_router.core.health.breakers import Breakers, BreakerSettings
 from backhaul_router.core.health.pairs import Pairs
 from backhaul_router.core.load import Load
+from backhaul_router.core.nodes import NodeState
 from backhaul_router.core.routing.catalogue import FILTERS, PICKERS, REQUIRED, SCORERS
 from backhaul_router.core.routing.costs import Costs
 from backhaul_router.core.routing.demand import Leg
@@ -106,7 +107,7 @@ def test_what_a_file_leaves_out_is_as_by_default() -> None:
         ("[limits]\nalone_tokens = true", "limits.alone_tokens: expected `int`, got `bool`"),
         ("[limits]\nappend_tokens = 99999999", "limits.append_tokens: expected `int` <= 10000000"),
         ("[limits]\ndisturbance = nan", "limits.disturbance: expected"),
-        ("[limits]\nexplore = 1.5", "limits.explore: expected `float` <= 1.0"),
+        ("[limits]\ndisturbance = 1.5", "limits.disturbance: expected `float` <= 1.0"),
         ("[prefill]\nfilters = 'untried'", "prefill.filters: expected `array`, got `str`"),
         (
             "[prefill]\nfilters = ['new']",
@@ -156,6 +157,19 @@ def test_each_leg_has_a_profile(leg: Leg, picked: str) -> None:
     found = profiles(RoutingSettings(), live())[leg].run(asked, leg, targets)
     assert found is not None
     assert found.node.node_id == picked
+
+
+def test_filters_that_no_turn_can_do_without_run_first_whatever_is_listed() -> None:
+    profile = profiles(parse_routing("[decode]\nfilters = ['max-waiting']"), live())[Leg.DECODE]
+    for lame, name in (
+        (target("p1"), "role"),
+        (target("d1", models=frozenset()), "model"),
+        (target("d1", state=NodeState.NOT_READY), "ready"),
+        (target("d1", compatibility_hash="x"), "compatible"),
+    ):
+        explanation = ProfileExplanation()
+        assert profile.run(demand(partners=(target("p9"),)), Leg.DECODE, [lame], explanation) is None
+        assert explanation.drained_by == name
 
 
 def test_every_plugin_can_be_used() -> None:

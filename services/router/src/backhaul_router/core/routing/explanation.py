@@ -1,4 +1,4 @@
-"""Why a turn went the way it did: what was considered, what removed it, what the rest was worth.
+"""How the engine for a leg was chosen: what was considered, what removed it, what the rest was worth.
 
 Filled in only where somebody asks, or where nothing was left and the client is told why.
 """
@@ -6,10 +6,8 @@ Filled in only where somebody asks, or where nothing was left and the client is 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from backhaul_router.core.routing.demand import Demand, Leg
-from backhaul_router.core.routing.estimates import Estimate
+from backhaul_router.core.routing.demand import Leg
 from backhaul_router.core.routing.target import Target
-from backhaul_router.core.turn import Route
 
 BUSY_FILTERS = frozenset({"max-waiting"})
 """Filters that remove what works and has too much to do."""
@@ -36,7 +34,7 @@ class Rating:
 
 @dataclass(slots=True)
 class ProfileExplanation:
-    """How the engine for one leg was chosen, filled in by `Profile.run`."""
+    """How the engine for one leg was chosen, filled in by `Profile.run`. Of several runs it holds the last."""
 
     leg: Leg | None = None
     considered: tuple[Target, ...] = ()
@@ -52,6 +50,11 @@ class ProfileExplanation:
         """Whether nothing was left only because what is there has too much to do: later it may have less."""
         return self.drained_by in BUSY_FILTERS
 
+    def begin(self, leg: Leg, targets: Sequence[Target]) -> None:
+        """A run begins."""
+        self.leg, self.considered = leg, tuple(targets)
+        self.removals, self.ratings, self.picked, self.drained_by = [], (), None, ""
+
     def removed(self, name: str, before: Sequence[Target], after: Sequence[Target]) -> None:
         """A filter has run."""
         kept = {id(target) for target in after}
@@ -60,34 +63,3 @@ class ProfileExplanation:
             self.removals.append(Removal(name, gone))
         if before and not after:
             self.drained_by = name
-
-
-@dataclass(frozen=True, slots=True)
-class RouteExplanation:
-    """What a route would have been like."""
-
-    route: Route
-    legs: tuple[ProfileExplanation, ...] = ()
-    """Those whose engine was a matter of choice."""
-    estimate: Estimate | None = None
-    """None: it could not be taken."""
-    reason: str = ""
-    """Why it was not taken; empty for the one that was."""
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a turn went the way it did."""
-
-    demand: Demand
-    routes: tuple[RouteExplanation, ...]
-
-    @property
-    def taken(self) -> RouteExplanation | None:
-        """The route that was taken; None when there was none."""
-        return next((route for route in self.routes if not route.reason), None)
-
-    @property
-    def busy(self) -> bool:
-        """Whether the turn might have had a route if engines had less to do."""
-        return any(leg.busy for route in self.routes for leg in route.legs)

@@ -4,7 +4,7 @@ A profile remembers nothing: running it twice asks twice. What was picked counts
 (`Live.picked`), so a route that is merely weighed costs nobody a turn.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from backhaul_router.core.routing.demand import Demand, Leg
 from backhaul_router.core.routing.explanation import ProfileExplanation, Rating
@@ -15,38 +15,39 @@ from backhaul_router.core.routing.target import Target
 class Profile:
     """Filters, weighed scorers and a picker, for one leg."""
 
-    def __init__(
-        self,
-        filters: Sequence[Filter],
-        scorers: Sequence[tuple[Scorer, float]],
-        picker: Picker,
-        *,
-        required: Sequence[Filter] = (),
-    ) -> None:
-        """Scorers come with their weights, which are positive. ``required`` filters run first."""
-        self._required = tuple(required)
-        self._filters = (*required, *filters)
+    def __init__(self, filters: Sequence[Filter], scorers: Sequence[tuple[Scorer, float]], picker: Picker) -> None:
+        """Scorers come with their weights, which are positive."""
+        self._filters = tuple(filters)
         self._scorers = tuple(scorers)
         self._picker = picker
         self._total_weight = sum(weight for _, weight in scorers)
-
-    def able(self, demand: Demand, leg: Leg, targets: Sequence[Target]) -> Sequence[Target]:
-        """Returns the engines that can serve a leg, whether or not they should."""
-        return _filtered(self._required, demand, leg, targets, None)
 
     def run(
         self, demand: Demand, leg: Leg, targets: Sequence[Target], explanation: ProfileExplanation | None = None
     ) -> Target | None:
         """Returns the engine for a leg, None when none is left; the explanation then says who took the last."""
         if explanation is not None:
-            explanation.leg, explanation.considered = leg, tuple(targets)
-        left = _filtered(self._filters, demand, leg, targets, explanation)
+            explanation.begin(leg, targets)
+        left = self._filtered(demand, leg, targets, explanation)
         if not left:
             return None
         picked = self._picker.pick(demand, leg, self._rated(demand, leg, left, explanation))
         if explanation is not None:
             explanation.picked = picked
         return picked
+
+    def _filtered(
+        self, demand: Demand, leg: Leg, targets: Sequence[Target], explanation: ProfileExplanation | None
+    ) -> Sequence[Target]:
+        left = targets
+        for each in self._filters:
+            kept = each.keep(demand, leg, left)
+            if explanation is not None:
+                explanation.removed(each.name, left, kept)
+            left = kept
+            if not left:
+                break
+        return left
 
     def _rated(
         self, demand: Demand, leg: Leg, targets: Sequence[Target], explanation: ProfileExplanation | None
@@ -70,24 +71,6 @@ class Profile:
             share = weight / self._total_weight
             totals = [total + share * score for total, score in zip(totals, column, strict=True)]
         return totals
-
-
-def _filtered(
-    filters: Iterable[Filter],
-    demand: Demand,
-    leg: Leg,
-    targets: Sequence[Target],
-    explanation: ProfileExplanation | None,
-) -> Sequence[Target]:
-    left = targets
-    for each in filters:
-        kept = each.keep(demand, leg, left)
-        if explanation is not None:
-            explanation.removed(each.name, left, kept)
-        left = kept
-        if not left:
-            break
-    return left
 
 
 def _bounded(score: float) -> float:

@@ -31,8 +31,6 @@ class LimitSettings:
     """most new tokens that the holder of a conversation computes itself; 0: prefill engines compute all"""
     disturbance: _Share = 0.1
     """what a second of computing a prompt at a decode engine costs each answer that it is giving, seconds"""
-    explore: _Share = 0.0
-    """share of turns that take another route than the fastest, so that what is known of the others stays true"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +127,9 @@ def profiles(settings: RoutingSettings, live: Live) -> Mapping[Leg, Profile]:
 
 def _profile(settings: ProfileSettings, live: Live) -> Profile:
     return Profile(
-        [FILTERS[name](live, settings.max_waiting) for name in settings.filters],
+        [*(new() for new in REQUIRED), *(FILTERS[name](live, settings.max_waiting) for name in settings.filters)],
         [(SCORERS[scorer.type](live), scorer.weight) for scorer in settings.scorers],
         PICKERS[settings.picker.type](live),
-        required=[required() for required in REQUIRED],
     )
 
 
