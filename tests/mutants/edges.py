@@ -83,7 +83,7 @@ MUTANTS = (
     ),
     Mutant(
         "pass-on-half-a-document",
-        f"{_SOURCE}/attempts.py",
+        f"{_SOURCE}/legs.py",
         "            if not is_object(whole):\n",
         "            if False:\n",
         (f"{_EDGES}::test_what_is_no_answer_is_an_engines_fault[half a document]",),

@@ -3,8 +3,9 @@
 from tests.mutants.mutant import Mutant
 
 _SOURCE = "services/router/src/backhaul_router"
-_LOOKUPS, _ATTEMPTS = f"{_SOURCE}/lookups.py", f"{_SOURCE}/attempts.py"
-_CHANCES, _PICKING, _LEGS = f"{_SOURCE}/second_chances.py", f"{_SOURCE}/core/picking.py", f"{_SOURCE}/core/legs.py"
+_LOOKUPS, _ATTEMPTS, _LEGS = f"{_SOURCE}/lookups.py", f"{_SOURCE}/attempts.py", f"{_SOURCE}/legs.py"
+_CHANCES, _PLANNER = f"{_SOURCE}/second_chances.py", f"{_SOURCE}/core/routing/planner.py"
+_SHAPES = f"{_SOURCE}/core/legs.py"
 _REGISTRY, _OWNER = f"{_SOURCE}/registry_client.py", f"{_SOURCE}/owner_client.py"
 
 
@@ -118,28 +119,28 @@ MUTANTS = (
     ),
     Mutant(
         "free-what-decode-reads",
-        _ATTEMPTS,
+        _LEGS,
         "            turn.untold = None\n            self._observer",
         "            self._observer",
         _turns("test_a_hand_off_that_decode_reads_is_not_freed"),
     ),
     Mutant(
         "keep-untold-hand-off",
-        _ATTEMPTS,
+        _LEGS,
         "            self._owner.release(KeptBlocks(node.agent_address, *hand.name))",
         "            pass",
         _turns("test_a_hand_off_that_must_not_be_used_is_freed"),
     ),
     Mutant(
         "keep-unsent-claim",
-        _ATTEMPTS,
-        "            grant = turn.unused\n",
-        "            grant, turn.unused = turn.unused, None\n",
+        _LEGS,
+        "node, grant = target.node, turn.unused\n",
+        "node, grant = target.node, turn.unused\n        turn.unused = None\n",
         _turns("test_a_claim_is_returned_only_when_its_handle_cannot_have_been_sent"),
     ),
     Mutant(
         "return-sent-claim",
-        _ATTEMPTS,
+        _LEGS,
         "                turn.unused = None\n\n            async with",
         "                pass\n\n            async with",
         _turns("test_a_claim_is_returned_only_when_its_handle_cannot_have_been_sent"),
@@ -147,15 +148,15 @@ MUTANTS = (
     Mutant(
         "fail-with-warm-prefill",
         _ATTEMPTS,
-        "                turn.unread.append((node, turn.warm.holder))\n            return True\n",
-        "                turn.unread.append((node, turn.warm.holder))\n",
+        "                turn.unread.append((node, turn.warm.holder.node))\n            return True\n",
+        "                turn.unread.append((node, turn.warm.holder.node))\n",
         _turns("test_a_warm_leg_that_fails_is_repeated_cold_once_elsewhere"),
     ),
     Mutant(
         "repeat-warm",
         _ATTEMPTS,
-        "        turn.warm = None\n",
-        "",
+        "        turn.warm = turn.plan = None\n",
+        "        turn.plan = None\n",
         _turns(
             "test_a_warm_leg_that_fails_is_repeated_cold_once_elsewhere",
             "test_decode_that_fails_before_its_first_byte_costs_both_legs_again_elsewhere_cold",
@@ -170,7 +171,7 @@ MUTANTS = (
     ),
     Mutant(
         "hand-over-a-failed-leg",
-        _ATTEMPTS,
+        _LEGS,
         "Failure.ABANDONED if hand.failed else None",
         "None",
         _turns("test_a_200_that_says_error_counts_as_a_failure"),
@@ -188,27 +189,27 @@ MUTANTS = (
     Mutant(
         "send-stock-engines-the-clients-words",
         _CHANCES,
-        "harvest.token_ids if prefill.stock else None",
+        "harvest.token_ids if way.reader.node.stock else None",
         "None",
         _chances("test_a_prefill_engine_without_the_connector_is_given_the_prompts_very_tokens"),
     ),
     Mutant(
         "send-tokens-that-are-not-certain",
         _CHANCES,
-        "if verifying or not tokens_certain(body) or",
-        "if verifying or",
+        "certain = tokens_certain(body) and not any(",
+        "certain = not any(",
         _chances("test_no_tokens_are_sent_of_which_it_is_not_certain_that_they_are_the_prompts"),
     ),
     Mutant(
         "read-from-other-weights",
-        _PICKING,
-        " and same_weights(node, holder)]",
-        "]",
+        _PLANNER,
+        "if target.node.stock and same_weights(target.node, holder.node)",
+        "if target.node.stock",
         _chances("test_what_cannot_be_read_or_named_by_its_tokens_is_not_asked_for"),
     ),
     Mutant(
         "pass-a-clients-session-on",
-        _LEGS,
+        _SHAPES,
         '"request_id", _SESSION)',
         '"request_id")',
         (

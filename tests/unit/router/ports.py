@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -272,6 +272,7 @@ class Bench:
         tenants: Tenants | None = None,
         harvest_budget_s: float = HARVEST_BUDGET_S,
         prefer: Route | None = Route.WARM,
+        routes: Collection[Route] = tuple(Route),
         settings: RoutingSettings | None = None,
     ) -> None:
         self.clock = FakeClock()
@@ -288,7 +289,9 @@ class Bench:
             monotonic=self.clock.monotonic,
             rng=random.Random(7),
             settings=settings or RoutingSettings(),
-            policy=RoutePolicy(prefer=prefer, decode_computes=policy.prefill_fallback == "decode"),
+            policy=RoutePolicy(
+                routes=frozenset(routes), prefer=prefer, decode_computes=policy.prefill_fallback == "decode"
+            ),
         )
         self.live = self.routing.live
         tokens = PromptTokens(self.engines, self.clock)
