@@ -1,13 +1,22 @@
-"""Prompts on an engine that computes them in the order in which they come, as a router sees them."""
+"""Prompts on an engine that computes them in the order in which they come, as routers see them."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import cycle
 
 from backhaul_router.core.load import Load, Work
 from backhaul_router.core.routing.costs import Costs
+from backhaul_router.core.routing.demand import Demand
+from backhaul_router.core.routing.estimates import Estimator
+from backhaul_router.core.routing.prefixes import Prefixes
+from backhaul_router.core.routing.reports import EngineReport, Reports
 from backhaul_router.core.routing.target import Target
+from tests.unit.router.routing.targets import target
+
+DECODE = target("d1")
+"""Takes over whatever is computed, at once."""
 
 Prompt = tuple[float, int]
 """When it is sent, and its tokens."""
@@ -81,25 +90,40 @@ def in_steps(sent: Sequence[Prompt], cost_s: Callable[[int], float], *, budget: 
             first += 1
 
 
-def watch(jobs: Iterable[Job], target: Target, now: Now, load: Load, costs: Costs) -> list[Wait]:
-    """Lets a router see these prompts, and learn from them. Returns the waits of those that had to wait."""
+class Router:
+    """What one router knows. Nothing has been learnt yet: legs cost what the priors say."""
+
+    def __init__(self, now: Now) -> None:
+        self.load = Load(now)
+        self.costs = Costs(now)
+        self.prefixes = Prefixes()
+        self.reports = Reports(now)
+        self.estimator = Estimator(self.load, self.costs, self.prefixes, self.reports, disturbance=0.1)
+
+
+def watch(jobs: Iterable[Job], prefill: Target, now: Now, *routers: Router) -> list[Wait]:
+    """Has routers send these prompts in turns, and learn from them. Returns the waits of those that had to wait."""
     jobs = list(jobs)
-    events = sorted(
-        [*((job.done_at, 0, job) for job in jobs), *((job.sent_at, 1, job) for job in jobs)],
-        key=lambda event: event[:2],
-    )
+    events = [*((job.done_at, 0, job) for job in jobs), *((job.sent_at, 1, job) for job in jobs)]
     waits: list[Wait] = []
-    running: dict[Job, tuple[ExitStack, Work]] = {}
-    for at, sends, job in events:
+    running: dict[Job, tuple[Router, ExitStack, Work]] = {}
+    turns = cycle(routers)
+    for at, sends, job in sorted(events, key=lambda event: event[:2]):
         now.value = at
         if sends:
+            router = next(turns)
+            estimate = router.estimator.cold(Demand("m", job.computed), prefill, DECODE)
             if job.turn_at > at:
-                waits.append(Wait(load.wait_s(target.key), job.turn_at - at))
+                waits.append(Wait(estimate.wait_s, job.turn_at - at))
             leg = ExitStack()
-            expected_s = costs.prefill_s(target.key, computed=job.computed, read=0)
-            running[job] = leg, leg.enter_context(load.running(target, expected_s=expected_s))
+            others = router.estimator.others_before(prefill)
+            work = leg.enter_context(router.load.running(prefill, expected_s=estimate.prefill_s, others=others))
+            running[job] = router, leg, work
         else:
-            leg, work = running.pop(job)
-            costs.note_prefill(target.key, computed=job.computed, read=0, seconds=work.served())
+            router, leg, work = running.pop(job)
+            router.costs.note_prefill(prefill.key, computed=job.computed, read=0, seconds=work.served())
             leg.close()
+        report = EngineReport(min(len(running), 1), max(len(running) - 1, 0), 0.0)
+        for router in routers:
+            router.reports.take(prefill.key, report)
     return waits

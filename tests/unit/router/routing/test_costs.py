@@ -75,6 +75,7 @@ def test_a_kind_of_leg_that_nobody_tried_costs_little_whatever_others_cost(costs
 def test_a_first_leg_hardly_counts_when_it_took_absurdly_long(costs: Costs) -> None:
     costs.note_alone(A, computed=1000, seconds=300.0)
     assert costs.alone_s(A, computed=1000) < 1.0
+    assert costs.alone_s(B, computed=1000) < 1.0
     costs.note_alone(A, computed=1000, seconds=0.1)
     costs.note_alone(A, computed=1000, seconds=0.1)
     assert costs.alone_s(A, computed=1000) < 0.3
@@ -221,6 +222,21 @@ def test_one_leg_that_is_far_off_is_an_accident(costs: Costs, now: Now, seed: in
         legs.run(A)
 
 
+def test_accidents_now_and_then_are_no_change(costs: Costs, legs: Legs) -> None:
+    legs.run(A, 40)
+    for slow in (50.0, 40.0, 1 / 50, 30.0):
+        legs.run(A, slow=slow)
+        legs.run(A, 10)
+        assert legs.factor(A) == pytest.approx(1.0, abs=0.35)
+
+
+def test_two_accidents_of_opposite_kinds_are_no_change(costs: Costs, legs: Legs) -> None:
+    legs.run(A, 40)
+    for slow in (50.0, 1 / 50):
+        legs.run(A, slow=slow)
+    assert legs.factor(A) == pytest.approx(1.0, abs=0.4)
+
+
 # Steps
 
 
@@ -298,11 +314,12 @@ def test_times_that_cannot_be_teach_nothing(costs: Costs, note: Note, seconds: f
 def test_so_many_targets_are_remembered_and_the_one_noted_longest_ago_goes_first(costs: Costs, legs: Legs) -> None:
     legs.run(A, 5, slow=20)
     legs.run(B, 5, slow=20)
-    for number in range(MAX_TARGETS - 1):
+    for number in range(MAX_TARGETS - 2):
         costs.note_prefill((str(number), ""), computed=1000, read=0, seconds=cost_s(1000))
-        legs.run(B, slow=20)
-    assert legs.factor(B) > 10
-    assert legs.factor(A) < 8
+    legs.run(A, slow=20)
+    costs.note_prefill(C, computed=1000, read=0, seconds=cost_s(1000))
+    assert legs.factor(A) > 10
+    assert legs.factor(B) < 5
 
 
 def test_nodes_that_have_left_are_forgotten(costs: Costs, legs: Legs) -> None:

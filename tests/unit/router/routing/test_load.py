@@ -7,9 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from backhaul_router.core.load import RECENT_S, Load
-from backhaul_router.core.routing.costs import Costs
 from backhaul_router.core.routing.target import targets_of
-from tests.unit.router.routing.served import Now, Wait, in_steps, one_by_one, prompts, watch
+from tests.unit.router.routing.served import Now, Router, Wait, in_steps, one_by_one, prompts, watch
 from tests.unit.router.routing.targets import target
 
 P1, P2 = target("p1"), target("p2")
@@ -159,8 +158,25 @@ def test_a_leg_is_served_from_when_it_was_sent_or_the_one_before_was_done(load: 
             assert (first.served(), second.served()) == (3.0, 0.5)
 
 
+def test_a_leg_that_is_served_out_of_turn_leaves_the_rest_of_the_time_to_the_one_before(load: Load, now: Now) -> None:
+    with load.running(P1, expected_s=4.0) as first, load.running(P1, expected_s=1.0) as second:
+        now.value = 1.0
+        assert second.served() == 1.0
+        assert load.wait_s(P1.key) == 3.0
+        now.value = 3.0
+        assert first.served() == 2.0
+
+
+def test_a_leg_is_served_for_its_share_of_the_time_where_others_have_legs_before_it(load: Load, now: Now) -> None:
+    with load.running(P1, expected_s=1.0, others=3) as first, load.running(P1, expected_s=1.0, others=2) as second:
+        now.value = 4.0
+        assert first.served() == 1.0
+        now.value = 6.0
+        assert second.served() == 1.0
+
+
 def test_a_hand_off_is_taken_beside_whatever_is_computed(load: Load, now: Now) -> None:
-    with load.running(P1) as one, load.running(P1) as other, load.running(P1, expected_s=1.0) as work:
+    with load.running(P1, others=5) as one, load.running(P1) as other, load.running(P1, expected_s=1.0) as work:
         now.value = 2.0
         assert (one.served(), work.served()) == (2.0, 2.0)
         now.value = 2.5
@@ -170,9 +186,14 @@ def test_a_hand_off_is_taken_beside_whatever_is_computed(load: Load, now: Now) -
 # Against engines
 
 
-def learnt(costs: Costs) -> tuple[float, float]:
+@pytest.fixture
+def router(now: Now) -> Router:
+    return Router(now)
+
+
+def learnt(router: Router) -> tuple[float, float]:
     """Returns what a prompt costs besides its tokens, and what each token costs."""
-    short, long = (costs.prefill_s(P1.key, computed=count, read=0) for count in (2000, 6000))
+    short, long = (router.costs.prefill_s(P1.key, computed=count, read=0) for count in (2000, 6000))
     per_token = (long - short) / 4000
     return short - 2000 * per_token, per_token
 
@@ -189,35 +210,43 @@ def miss(waits: list[Wait]) -> float:
 
 @pytest.mark.parametrize("per_s", [0.2, 1.5, 2.2], ids=["idle", "busy", "crowded"])
 @pytest.mark.parametrize("seed", range(3))
-def test_costs_learnt_under_a_queue_are_those_of_the_engine(load: Load, now: Now, seed: int, per_s: float) -> None:
-    rng, costs = random.Random(seed), Costs(now)
+def test_costs_learnt_under_a_queue_are_those_of_the_engine(now: Now, router: Router, seed: int, per_s: float) -> None:
+    rng = random.Random(seed)
     sent = prompts(rng, count=400, per_s=per_s, tokens=(100, 8000))
-    watch(one_by_one(sent, lambda n: (0.1 + n * 1e-4) * rng.uniform(0.95, 1.05)), P1, now, load, costs)
-    each, per_token = learnt(costs)
+    watch(one_by_one(sent, lambda n: (0.1 + n * 1e-4) * rng.uniform(0.95, 1.05)), P1, now, router)
+    each, per_token = learnt(router)
     assert per_token == pytest.approx(1e-4, rel=0.1)
     assert each == pytest.approx(0.1, rel=0.2)
 
 
 @pytest.mark.parametrize("per_s", [1.0, 2.0, 3.0], ids=["busy", "crowded", "too much"])
 @pytest.mark.parametrize("seed", range(3))
-def test_waits_are_foreseen(load: Load, now: Now, seed: int, per_s: float) -> None:
-    rng, costs = random.Random(seed), Costs(now)
+def test_waits_are_foreseen(now: Now, router: Router, seed: int, per_s: float) -> None:
+    rng = random.Random(seed)
     sent = prompts(rng, count=300, per_s=per_s, tokens=(100, 8000))
-    waits = watch(one_by_one(sent, lambda n: (0.02 + n * 1e-4) * rng.lognormvariate(0, 0.1)), P1, now, load, costs)
+    waits = watch(one_by_one(sent, lambda n: (0.02 + n * 1e-4) * rng.lognormvariate(0, 0.1)), P1, now, router)
     assert miss(waits[20:]) < 0.2
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_waits_are_foreseen_where_a_step_computes_many_prompts(load: Load, now: Now, seed: int) -> None:
-    rng, costs = random.Random(seed), Costs(now)
-    sent = prompts(rng, count=400, per_s=20.0, tokens=(200, 1000))
-    waits = watch(in_steps(sent, lambda n: 0.02 + n * 1e-4, budget=8192), P1, now, load, costs)
+def test_waits_are_foreseen_where_a_step_computes_many_prompts(now: Now, router: Router, seed: int) -> None:
+    sent = prompts(random.Random(seed), count=400, per_s=20.0, tokens=(200, 1000))
+    waits = watch(in_steps(sent, lambda n: 0.02 + n * 1e-4, budget=8192), P1, now, router)
     assert len(waits) > 300
     assert abs(bias(waits[100:])) < 0.2
 
 
-def test_eight_prompts_of_one_step_cost_an_eighth_each(load: Load, now: Now) -> None:
-    costs = Costs(now)
+def test_eight_prompts_of_one_step_cost_an_eighth_each(now: Now, router: Router) -> None:
     sent = [(step * 0.4, 500) for step in range(20) for _ in range(8)]
-    watch(in_steps(sent, lambda n: n * 1e-4, budget=4000), P1, now, load, costs)
-    assert 8 * costs.prefill_s(P1.key, computed=500, read=0) == pytest.approx(0.4, rel=0.1)
+    watch(in_steps(sent, lambda n: n * 1e-4, budget=4000), P1, now, router)
+    assert 8 * router.costs.prefill_s(P1.key, computed=500, read=0) == pytest.approx(0.4, rel=0.1)
+
+
+@pytest.mark.parametrize("routers", [2, 4])
+@pytest.mark.parametrize("per_s", [1.8, 2.2], ids=["busy", "crowded"])
+def test_waits_are_foreseen_roughly_where_routers_share_an_engine(now: Now, routers: int, per_s: float) -> None:
+    sent = prompts(random.Random(1), count=1000, per_s=per_s, tokens=(100, 8000))
+    jobs = one_by_one(sent, lambda n: 0.02 + n * 1e-4)
+    waits = watch(jobs, P1, now, *(Router(now) for _ in range(routers)))
+    assert miss(waits[100:]) < 0.4
+    assert abs(bias(waits[100:])) < 0.35

@@ -7,7 +7,8 @@ queues is served from the end of the one before it on, and prompts that one step
 first of them has then taken the whole step, the others nothing. Legs that merely take a hand-off do not queue: their
 blocks arrive side by side.
 
-What other routers have there is not seen: their prompts look as if the engine were slower.
+What other routers have there is served in between: where it is known how much that is, a leg is taken to be served for
+its share of the time.
 """
 
 import math
@@ -28,9 +29,11 @@ MAX_EXPECTED_S = 3600.0
 class Work:
     """One leg on a target, while it runs."""
 
-    def __init__(self, monotonic: Callable[[], float], queue: "_Queue", expected_s: float) -> None:
+    def __init__(self, monotonic: Callable[[], float], queue: "_Queue", expected_s: float, others: float) -> None:
         """``expected_s`` 0: it does not queue."""
         self.expected_s = expected_s
+        own = len(queue.works) + 1
+        self._share = own / (own + others)
         self._monotonic = monotonic
         self._queue = queue
         self._sent_at = monotonic()
@@ -41,12 +44,14 @@ class Work:
     def served(self) -> float:
         """Its compute is over: its first byte is there, or its reply. Returns how long it was served, seconds.
 
-        Time in which the engine still served what had been sent before it does not count. The first call counts.
+        Time in which the engine served what had been sent before it does not count. The first call counts.
         """
         if self._served_s is None:
             now = self._monotonic()
-            since = max(self._sent_at, self._queue.served_at) if self.expected_s else self._sent_at
-            self._served_s = now - since
+            if self.expected_s:
+                self._served_s = self._share * (now - max(self._sent_at, self._queue.served_at))
+            else:
+                self._served_s = now - self._sent_at
             self._queue.leave(self, now, served=True)
         return self._served_s
 
@@ -96,14 +101,16 @@ class Load:
         """Most legs that ran on a target, and when they last did."""
 
     @contextmanager
-    def running(self, target: Target, *, expected_s: float = 0.0) -> Iterator[Work]:
+    def running(self, target: Target, *, expected_s: float = 0.0, others: float = 0.0) -> Iterator[Work]:
         """Counts one leg on a target.
 
         ``expected_s``: how long the engine will have to compute for it, seconds; 0 for what does not queue there.
+        ``others``: how many legs of other routers are before it.
         """
         key = target.key
         queue = self._queues.setdefault(key, _Queue())
-        work = Work(self._monotonic, queue, min(expected_s, MAX_EXPECTED_S) if expected_s > 0 else 0.0)
+        expected_s = min(expected_s, MAX_EXPECTED_S) if expected_s > 0 else 0.0
+        work = Work(self._monotonic, queue, expected_s, others)
         self._running[key] += 1
         try:
             yield work

@@ -57,6 +57,17 @@ class Estimator:
         held = demand.held_tokens if leg is Leg.READ else 0
         return self._wait_s(target) + self._prefill_s(demand, target, held)
 
+    def others_before(self, target: Target) -> float:
+        """Returns how many legs of other routers a target has to compute before one that is sent now.
+
+        Of a decode engine only those that wait: it goes on with its answers meanwhile.
+        """
+        report = self._reports.of(target.key)
+        if report is None or (total := report.running + report.waiting) <= 0:
+            return 0.0
+        others = max(total - self._load.recent(target.key), 0)
+        return others if _prefills(target) else report.waiting * others / total
+
     # Routes
 
     def cold(self, demand: Demand, prefill: Target, decode: Target) -> Estimate:
@@ -109,25 +120,20 @@ class Estimator:
     def _wait_s(self, target: Target) -> float:
         """Returns how long until what is there already is served, this router's and others'."""
         wait_s = self._load.wait_s(target.key)
-        waiting = self._others_waiting(target.key)
-        if not waiting:
+        others = self.others_before(target)
+        if not others:
             return wait_s
-        prefills = target.node.role is Role.PREFILL
-        typical_s = (self._costs.typical_prefill_s if prefills else self._costs.typical_alone_s)(target.key)
-        return wait_s + waiting * typical_s
-
-    def _others_waiting(self, key: TargetKey) -> float:
-        """Returns how many of the requests that wait there are other routers', in proportion to all that they have."""
-        report = self._reports.of(key)
-        if report is None or report.waiting <= 0:
-            return 0.0
-        others = max(report.running + report.waiting - self._load.recent(key), 0)
-        return report.waiting * others / (report.running + report.waiting)
+        typical = self._costs.typical_prefill_s if _prefills(target) else self._costs.typical_alone_s
+        return wait_s + others * typical(target.key)
 
     def _answering(self, key: TargetKey) -> int:
         """Returns the answers that a decode engine is busy with."""
         report = self._reports.of(key)
         return max(self._load.count(key) - self._load.queued(key), report.running if report else 0)
+
+
+def _prefills(target: Target) -> bool:
+    return target.node.role is Role.PREFILL
 
 
 def _holder(demand: Demand) -> Target:

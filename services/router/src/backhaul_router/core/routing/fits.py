@@ -152,10 +152,7 @@ class Fit:
         i, j, k = reading.pull
         weight = 1 / (reading.variance + noise)
         step = weight * surprise
-        # The whole is to move as far as its parts do on average: logarithms of sums bend.
-        moved = dot(reading.shares, (exp(i * step), exp(j * step), exp(k * step)))
-        bend = log(moved) - reading.variance * step
-        logs = self._prior.bounded((x + i * step - bend, y + j * step - bend, z + k * step - bend))
+        logs = self._prior.bounded((x + i * step, y + j * step, z + k * step))
         told = i * i, i * j, i * k, j * j, j * k, k * k
         a, b, c, d, e, f = [value - weight * part for value, part in zip(covariance, told, strict=True)]
         noise += _NOISE_WEIGHT * (min(reading.surprise**2, 1.0) - reading.variance - noise)
