@@ -4,13 +4,13 @@ import argparse
 import os
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic import BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic_core import ErrorDetails, PydanticUndefined
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 
@@ -47,6 +47,15 @@ class ServiceConfig(BaseSettings):
 
 C = TypeVar("C", bound=ServiceConfig)
 
+_BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line: twenty lines of usage would hide it."""
+
+    def error(self, message: str) -> NoReturn:
+        _exit(self.prog, [f"{message} (see {self.prog} --help)"])
+
 
 def load_config(cls: type[C], *, prog: str, argv: Sequence[str] | None = None) -> C:
     """Reads a configuration from flags, environment and the file named by `--config`.
@@ -56,69 +65,97 @@ def load_config(cls: type[C], *, prog: str, argv: Sequence[str] | None = None) -
     flags = vars(_parser(cls, prog).parse_args(argv))
     path: str | None = flags.pop("config", None)
     try:
-        values = {**_from_file(path), **_from_environment(cls), **flags}
-        return cls(**values)
+        file, environment = _from_file(path), _from_environment(cls)
+        origins = {name: f"{path}: {name}" for name in file} | {name: _variable(cls, name) for name in environment}
+        origins |= {name: _flag(name) for name in flags}
+        return cls(**{**file, **environment, **flags})
     except ValidationError as error:
-        _exit(prog, [_problem(cls, item["type"], item["loc"], item["msg"]) for item in error.errors()])
+        _exit(prog, [_problem(cls, item, origins) for item in error.errors()])
     except OSError as error:
         _exit(prog, [f"--config {path} cannot be read: {error.strerror}"])
     except ValueError as error:
         _exit(prog, [str(error)])
 
 
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _variable(cls: type[ServiceConfig], name: str) -> str:
+    return f"{cls.model_config.get('env_prefix', '')}{name.upper()}"
+
+
 def _parser(cls: type[ServiceConfig], prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser = _Parser(prog=prog, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("--config", metavar="FILE", help="TOML file with the settings below (names with underscores)")
-    prefix = cls.model_config.get("env_prefix", "")
     for name, field in cls.model_fields.items():
-        flag = "--" + name.replace("_", "-")
-        text = f"{field.description or ''} [{_default(field)}; {prefix}{name.upper()}]".replace("%", "%%")
+        facts = "; ".join([_default(field), *_bounds(field), _variable(cls, name)])
+        text = f"{field.description or ''} [{facts}]".replace("%", "%%")
         if field.annotation is bool:
-            parser.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, help=text)
+            parser.add_argument(_flag(name), dest=name, action=argparse.BooleanOptionalAction, help=text)
         else:
-            choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-            metavar = "{" + ",".join(choices) + "}" if choices else "VALUE"
-            parser.add_argument(flag, dest=name, metavar=metavar, help=text)
+            parser.add_argument(_flag(name), dest=name, metavar=_metavar(field), help=text)
     return parser
+
+
+def _metavar(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is Literal:
+        return "{" + ",".join(get_args(field.annotation)) + "}"
+    return "VALUE,..." if get_origin(field.annotation) is tuple else "VALUE"
 
 
 def _default(field: FieldInfo) -> str:
     if field.default is PydanticUndefined:
         return "required" if field.default_factory is None else "computed"
-    if isinstance(field.default, tuple):
-        return f"default {','.join(map(str, field.default)) or 'none'}"
-    return f"default {'none' if field.default in (None, '') else field.default}"
+    parts = field.default if isinstance(field.default, tuple) else (field.default,)
+    # An empty secret is an empty text; any other shows as asterisks.
+    return f"default {','.join('' if part is None else str(part) for part in parts) or 'none'}"
+
+
+def _bounds(field: FieldInfo) -> list[str]:
+    """Returns the numbers that a setting may have, in words: one entry, or none without bounds."""
+    words = [
+        f"{word} {bound:g}" if isinstance(bound, float) else f"{word} {bound}"
+        for name, word in _BOUNDS
+        for item in field.metadata
+        if (bound := getattr(item, name, None)) is not None
+    ]
+    return [", ".join(words)] if words else []
 
 
 def _from_file(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        return tomllib.loads(Path(path).read_text())
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def _from_environment(cls: type[ServiceConfig]) -> dict[str, Any]:
     prefix = cls.model_config.get("env_prefix", "")
-    known = {f"{prefix}{name.upper()}" for name in cls.model_fields}
+    known = {_variable(cls, name) for name in cls.model_fields}
     unknown = sorted(name for name in os.environ if prefix and name.startswith(prefix) and name not in known)
     if unknown:
         raise ValueError(f"unknown environment variable {', '.join(unknown)}")
     return EnvSettingsSource(cls)()
 
 
-def _problem(cls: type[ServiceConfig], kind: str, location: tuple[int | str, ...], message: str) -> str:
-    if not location:
+def _problem(cls: type[ServiceConfig], item: ErrorDetails, origins: Mapping[str, str]) -> str:
+    """Returns one error, beginning with the flag, variable or line of the file that the value came from."""
+    # pydantic puts this before what a validator says.
+    message = item["msg"].removeprefix("Value error, ")
+    if not item["loc"]:
         return message
-    name = str(location[0])
-    flag = f"--{name.replace('_', '-')}"
-    if kind == "missing":
-        prefix = cls.model_config.get("env_prefix", "")
-        return f"{flag} is required (or {prefix}{name.upper()} in the environment, or {name} in the --config file)"
-    if kind == "extra_forbidden":
-        return f"{name}: there is no such setting (--help lists them; a --config file names them with underscores)"
-    return f"{flag if name in cls.model_fields else name}: {message}"
+    name = str(item["loc"][0])
+    if item["type"] == "missing":
+        return (
+            f"{_flag(name)} is required (or {_variable(cls, name)} in the environment, or {name} in the --config file)"
+        )
+    if item["type"] == "extra_forbidden":
+        hint = "--help lists them; a --config file names them with underscores"
+        return f"{origins.get(name, name)}: there is no such setting ({hint})"
+    return f"{origins.get(name, _flag(name))}: {message}"
 
 
 def _exit(prog: str, problems: Sequence[str]) -> NoReturn:

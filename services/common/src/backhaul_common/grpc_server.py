@@ -1,5 +1,6 @@
 """A gRPC server as every service runs it."""
 
+import socket
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -8,6 +9,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from backhaul_common.addresses import split_address
 from backhaul_common.call_limit import CallLimitInterceptor
 from backhaul_common.errors import UnavailableError
 from backhaul_common.health import HealthServicer
@@ -76,7 +78,8 @@ class GrpcServer:
         try:
             self.port = self.server.add_insecure_port(self._address)
         except RuntimeError as error:
-            raise UnavailableError("ADDRESS_UNAVAILABLE", f"cannot listen on {self._address}") from error
+            why = _why_not(self._address)
+            raise UnavailableError("ADDRESS_UNAVAILABLE", f"cannot listen on {self._address}: {why}") from error
         await self.server.start()
         return self
 
@@ -97,3 +100,14 @@ class GrpcServer:
         """Reports NOT_SERVING, refuses new calls, waits up to ``grace_s`` seconds for running ones, ends the rest."""
         await self._health.end()
         await self.server.stop(grace_s)
+
+
+def _why_not(address: str) -> str:
+    """Tries for itself what gRPC failed at, whose error names no reason."""
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return "gRPC refused it"

@@ -26,15 +26,17 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
     advertise_engine_url: str = ""
     """Base URL under which routers reach that server; empty: the same as engine_url."""
     side_channel: Address = "127.0.0.1:5600"
-    """NIXL side channel of the server's first engine, as this agent reaches it; rank n listens n ports higher."""
+    """NIXL side channel of the server's first engine, host:port, as this agent reaches it; rank n listens n ports
+    higher."""
     role: Literal["prefill", "decode"] = "decode"
     """What the server does."""
     registry: Addresses = ("127.0.0.1:7100",)
-    """Registry addresses; the agent moves to the next one when one fails."""
+    """Registry replicas, host:port, comma-separated; the agent moves to the next one when one fails."""
     listen: Address = "127.0.0.1:7201"
-    """Address of this agent's gRPC server."""
+    """Address of this agent's gRPC server, host:port."""
     advertise: str = ""
-    """Address under which routers reach this agent; empty: the same as listen, which then names one address."""
+    """Address under which routers reach this agent, host:port; empty: the same as listen, which then names one
+    address."""
     node_id: str = ""
     """Stable name of the node; empty: the advertised address."""
     connector_socket: str = ""

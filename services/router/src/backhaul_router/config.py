@@ -26,13 +26,14 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     listen_grpc: Address = "127.0.0.1:8081"
     """host:port of the gRPC API"""
     registry: Addresses
-    """host:port of each registry replica"""
+    """host:port of each registry replica, comma-separated"""
     lookup_budget_s: float = Field(default=0.05, gt=0, le=1)
     """time that a turn may spend on finding and claiming what it can reuse"""
     harvest_budget_s: float = Field(default=0.25, ge=0, le=5)
     """time that a turn with nothing to claim may spend on getting what a decode engine still caches; 0: none"""
     routes: Texts = ("cold", "warm", "append")
-    """routes that turns may take; cold must be among them: it is what is left when nothing else works"""
+    """routes that turns may take, comma-separated; cold must be among them: it is what is left when nothing else
+    works"""
     prefer: Literal["auto", "cold", "warm", "append"] = "auto"
     """auto: the route that promises the first token soonest; else that one wherever it can be taken"""
     routing_file: str = ""
@@ -67,9 +68,11 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     prefill_fallback: Literal["strict", "decode"] = "decode"
     """without a prefill node: refuse with 503 (strict), or let the decode engine compute the prompt (decode)"""
     keep_constraints: Texts = ("kimi-k3",)
-    """parts of names of models whose chat template shows response formats and forced tools to the model"""
+    """parts of names of models whose chat template shows response formats and forced tools to the model,
+    comma-separated"""
     connect_timeout_s: float = Field(default=5.0, gt=0, le=15)
-    """connecting to an engine; well below the 30 s that prefill engines keep blocks"""
+    """connecting to an engine; well below the time that prefill engines keep blocks, their kv_lease_duration: 180 in
+    docs/engines.md, 30 by vLLM's default"""
     prefill_timeout_s: float = Field(default=600.0, gt=0)
     """a whole prefill leg"""
     warm_prefill_timeout_s: float = Field(default=20.0, gt=0)
@@ -78,7 +81,7 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     """first piece of the decode engine's answer"""
     gone_timeout_s: float = Field(default=15.0, gt=0)
     """how long a node may be not ready before requests that wait there go elsewhere; with the 9 s that its agent needs
-    to notice, below the 30 s that prefill engines keep blocks"""
+    to notice, below the kv_lease_duration of prefill engines"""
     idle_timeout_s: float = Field(default=120.0, gt=0)
     """silence between two pieces of the decode engine's answer"""
     lame_duck_s: float = Field(default=5.0, ge=0)
