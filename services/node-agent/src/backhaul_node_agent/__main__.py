@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the agent until it is told to stop; returns the exit code."""
     config = load_config(Config, prog="backhaul-node-agent", argv=argv)
     configure_logging(config.log_level, "backhaul-node-agent")
-    structlog.get_logger(__name__).info("configuration", **config.model_dump())
+    structlog.get_logger(__name__).info("starting", settings=config.model_dump(mode="json"))
     with configure_telemetry("backhaul-node-agent"):
         return run_service(App(config).run)
 

@@ -18,7 +18,7 @@ def main() -> int:
     """Runs the registry from flags, environment and file; returns the exit code."""
     config = load_config(Config, prog=_NAME)
     configure_logging(config.log_level, _NAME)
-    structlog.get_logger(__name__).info("starting", config=repr(config))
+    structlog.get_logger(__name__).info("starting", settings=config.model_dump(mode="json"))
     with configure_telemetry(_NAME):
         return run_service(lambda stopping: run(config, stopping))
 
