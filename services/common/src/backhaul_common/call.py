@@ -41,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with grpc.insecure_channel(options.address, options=CHANNEL_OPTIONS) as channel:
             for answer in _answers(channel, method, request, timeout=options.timeout_s, metadata=headers):
                 sys.stdout.write(f"{json_format.MessageToJson(answer, always_print_fields_with_no_presence=True)}\n")
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except grpc.RpcError as failure:
         told = to_error(failure)  # type: ignore[arg-type]  # synchronous calls say the same
         sys.exit(f"{failure.code().name} ({told.reason}): {told.message}")
