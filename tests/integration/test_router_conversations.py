@@ -12,7 +12,7 @@ import pytest
 
 from backhaul.router.v1 import router_pb2, router_pb2_grpc
 from backhaul_common.clock import SystemClock
-from backhaul_common.errors import UnavailableError
+from backhaul_common.errors import FailedPreconditionError, UnavailableError
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_router.core.lookup import scope_of, session_key
 from backhaul_router.core.salt import salt_for
@@ -154,6 +154,14 @@ async def test_an_owners_failure_is_told_and_the_rest_is_released(stack: RouterS
     assert (status, told["error"]["message"]) == (503, "not all block sets could be released")
     stack.owner.refusal = None
     assert (await delete(stack))[1]["released"] == 1
+
+
+async def test_an_agent_without_nixl_is_named_with_the_remedy(stack: RouterStack) -> None:
+    hold(stack, "set-1")
+    stack.owner.refusal = FailedPreconditionError("NIXL_MISSING", "this agent runs without nixl")
+    status, told = await delete(stack)
+    assert (status, told["error"]["code"]) == (503, "no_nixl")
+    assert "requirements-nixl.txt" in told["error"]["message"]
 
 
 async def test_an_owner_that_leaves_before_it_answers_is_an_error_like_any_other() -> None:

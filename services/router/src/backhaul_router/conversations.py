@@ -28,6 +28,10 @@ _LOOKS = 8
 _PAUSE_S = 0.05
 """Between two lookups; the pointers of a turn that has only just ended appear within 20 ms."""
 _RETRY = {"retry-after": "1"}
+_NO_NIXL = (
+    "not all block sets could be released: a node agent runs without NIXL and cannot have its engine free them before "
+    "their time is over. Install services/node-agent/requirements-nixl.txt in its environment and start it again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,8 @@ async def _released(calls: Iterable[Awaitable[Released]]) -> Released:
     try:
         return _total(await _all(calls))
     except BackhaulError as error:
+        if error.reason == "NIXL_MISSING":
+            raise ApiError(503, _NO_NIXL, code="no_nixl") from error
         raise ApiError(503, "not all block sets could be released", headers=_RETRY) from error
 
 
