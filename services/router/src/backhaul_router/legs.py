@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, nullcontext
 
 from backhaul_router.answers import whole_of
 from backhaul_router.core.body import Endpoint
@@ -10,6 +10,7 @@ from backhaul_router.core.claims import Grant, KeptBlocks
 from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import engine_answer
 from backhaul_router.core.legs import HandOff, decode_body, hand_off, is_object, prefill_body, token_prefill_body
+from backhaul_router.core.load import Work
 from backhaul_router.core.nodes import Node
 from backhaul_router.core.opening import failed_whole
 from backhaul_router.core.routing.learning import Learning
@@ -69,7 +70,7 @@ class Legs:
         node, grant = target.node, turn.unused
         with (
             turn.trace.leg("prefill", node, turn.outcome) as headers,
-            self._live.load.running(target, expected_s=expected_s) as work,
+            self._running(target, expected_s) as work,
         ):
 
             def sent() -> None:
@@ -144,10 +145,10 @@ class Legs:
             keys=turn.keys.label,
             continues=turn.keys.find,
             cache_salt=turn.cache_salt,
-            labelled=node.labelled,
+            labelled=target.labelled,
         )
         headers = stack.enter_context(turn.trace.leg("decode", node, turn.outcome))
-        work = stack.enter_context(self._live.load.running(target, expected_s=handed.alone_s))
+        work = stack.enter_context(self._running(target, handed.alone_s))
         began_s = turn.trace.elapsed_s
         async with self._departures.waiting_at(node), self._source_there(handed):
             stream = await stack.enter_async_context(
@@ -189,6 +190,10 @@ class Legs:
             # From now on the decode engine frees the blocks: it may be reading them.
             turn.untold = None
             self._observer.handed_off(turn.trace.elapsed_s - turn.prefilled_s)
+
+    def _running(self, target: Target, expected_s: float) -> AbstractContextManager[Work]:
+        others = self._live.estimator.others_before(target)
+        return self._live.load.running(target, expected_s=expected_s, others=others)
 
     def _headers(self, turn: Turn, target: Target, trace_headers: Mapping[str, str]) -> dict[str, str]:
         # An engine's request id is new for each leg and attempt: vLLM mixes up requests with equal ones.
