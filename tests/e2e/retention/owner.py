@@ -24,13 +24,14 @@ _CALL_S = 10.0
 class Owner:
     """The owner of one decode engine's sets, and that engine. Calls may raise grpc.RpcError."""
 
-    def __init__(self, stack: Stack, engine: Engine, *, block_count: int) -> None:
+    def __init__(self, stack: Stack, engine: Engine, *, block_count: int, name: str = "decode-1") -> None:
         self.engine = engine
+        self._name = name
         self._etcd = f"http://{stack.etcd_endpoints[0]}/v3/kv/range"
         self._blocks = block_count
         # An agent that was restarted is asked again soon.
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 500)]
-        self._agent_channel = grpc.insecure_channel(stack.node("decode-1").agent_address, options=options)
+        self._agent_channel = grpc.insecure_channel(stack.node(name).agent_address, options=options)
         self._registry_channel = grpc.insecure_channel(stack.registries[0], options=options)
         self.stub = agent_pb2_grpc.BlockSetServiceStub(self._agent_channel)
         self._registry = registry_pb2_grpc.NodeServiceStub(self._registry_channel)
@@ -92,7 +93,7 @@ class Owner:
         """Has the owner make a fresh handle for tokens that the engine caches; returns its name."""
         deadline = time.monotonic() + 60
         while True:
-            nodes = [node for node in self._nodes() if node.node_id == "decode-1"]
+            nodes = [node for node in self._nodes() if node.node_id == self._name]
             request = agent_pb2.HarvestBlockSetRequest(
                 set_id="gone",
                 engine_id=nodes[0].engines[0].engine_id,
