@@ -56,6 +56,22 @@ def test_others_pass_and_leave_the_script_as_it_is(meant: dict[str, Any], body: 
     assert [entry["fault"] for entry in faults.left()["next"]] == ["die"]
 
 
+def test_a_share_of_the_requests_is_drawn_alike_in_every_process() -> None:
+    scripts = [_faults({"fault": "bare_500", "share": 0.02, "times": 10_000}) for _ in range(2)]
+
+    drawn = [[faults.take(CHAT, b"{}") is not None for _ in range(2_000)] for faults in scripts]
+
+    assert drawn[0] == drawn[1]
+    assert 20 <= sum(drawn[0]) <= 60
+    assert scripts[0].left()["next"][0]["times"] == 10_000 - sum(drawn[0])
+
+
+def test_whoever_is_not_drawn_meets_what_comes_next() -> None:
+    faults = _faults({"fault": "hang", "share": 1e-9}, {"fault": "reset"})
+
+    assert isinstance(faults.take(CHAT, b"{}"), Reset)
+
+
 def test_a_body_that_cannot_be_read_is_a_request_like_any_other() -> None:
     assert isinstance(_faults({"fault": "hang"}).take(CHAT, b"\xff{"), Hang)
 
@@ -70,6 +86,7 @@ def test_a_body_that_cannot_be_read_is_a_request_like_any_other() -> None:
         (b'{"next": [{"fault": "delay"}]}', "missing required field `seconds`"),
         (b'{"next": [{"fault": "die", "after": -1}]}', ">= 0"),
         (b'{"next": [{"fault": "hang", "times": 0}]}', ">= 1"),
+        (b'{"next": [{"fault": "hang", "share": 0}]}', "> 0"),
         (b'{"now": []}', "unknown field `now`"),
     ],
 )

@@ -1,5 +1,6 @@
 """Misbehaviour on request: a script of what the next requests meet."""
 
+import random
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -7,6 +8,7 @@ import msgspec
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
+_Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 After = Annotated[int, msgspec.Meta(ge=0)] | Literal["end"]
 """Events of a stream after which something happens. 0: before the engine is asked; "end": after the last byte. For a
 reply that is not streamed anything but 0 means: when the engine has answered, in place of the reply."""
@@ -17,6 +19,8 @@ class _Matching(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_fi
 
     times: _Count = 1
     """Requests that it happens to."""
+    share: _Share = 1.0
+    """Of the requests that are meant: each is drawn, in every process alike."""
     path: str | None = None
     """`/v1/chat/completions`, `/v1/completions` or `/tokenize`."""
     stream: bool | None = None
@@ -92,6 +96,7 @@ class Faults:
 
     def __init__(self) -> None:
         self._next: list[Fault] = []
+        self._rng = random.Random(0)
 
     def add(self, document: bytes) -> None:
         """Adds `{"next": [{"fault": ...}, ...]}`. Raises ValueError that says what is wrong with it."""
@@ -117,9 +122,12 @@ class Faults:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             body = {}
         for index, fault in enumerate(self._next):
-            if fault.meets(path, body):
+            if fault.meets(path, body) and self._drawn(fault):
                 fault.times -= 1
                 if not fault.times:
                     del self._next[index]
                 return fault
         return None
+
+    def _drawn(self, fault: Fault) -> bool:
+        return fault.share == 1.0 or self._rng.random() < fault.share
