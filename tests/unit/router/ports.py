@@ -5,7 +5,7 @@ import json
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -367,7 +367,8 @@ class Bench:
             raise ConnectionResetError
 
     async def run(self, request: TurnRequest) -> "Done":
-        """Runs a turn to its end."""
+        """Runs a turn of whoever its authorization names to its end."""
+        request = replace(request, tenant=self.turns.authenticate(request.authorization))
         async with self.turns.run(request) as answer:
             try:
                 body = answer.body if answer.stream is None else await answer.stream.read()
@@ -394,4 +395,4 @@ def chat_request(*contents: str, **fields: Any) -> TurnRequest:
     """Returns a streamed chat request of model ``m``; request options by their names."""
     options = {name: fields.pop(name) for name in ("session_id", "authorization", "reuse") if name in fields}
     body = chat(*contents, **{"model": "m", "stream": True, **fields})
-    return TurnRequest(Endpoint.CHAT, msgspec.json.encode(body.fields), **options)
+    return TurnRequest(Endpoint.CHAT, msgspec.json.encode(body.fields), tenant="", **options)

@@ -187,7 +187,7 @@ async def test_a_prompt_given_as_tokens_needs_no_engine_to_say_them() -> None:
     bench = cached_bench()
     publish_session(bench)
     body = b'{"model":"m","prompt":[7,8,9]}'
-    request = TurnRequest(Endpoint.COMPLETIONS, body, session_id="s")
+    request = TurnRequest(Endpoint.COMPLETIONS, body, tenant="", session_id="s")
     assert (await bench.run(request)).served == ("warm", "")
     assert bench.owner.harvests[0].token_ids == [7, 8, 9]
     assert bench.engines.tokenized == []

@@ -648,7 +648,7 @@ async def test_a_turn_without_reuse_neither_looks_up_nor_leaves_anything() -> No
 async def test_a_completion_without_a_session_leaves_nothing_either() -> None:
     bench = Bench()
     body = msgspec.json.encode({"model": "m", "prompt": "once", "stream": True})
-    done = await bench.run(TurnRequest(Endpoint.COMPLETIONS, body))
+    done = await bench.run(TurnRequest(Endpoint.COMPLETIONS, body, tenant=""))
     assert done.served == ("cold", "no_keys")
     assert bench.engines.decodes[0].body["kv_transfer_params"]["backhaul"]["keys"] == []
 

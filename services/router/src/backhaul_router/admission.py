@@ -15,7 +15,7 @@ from backhaul_router.core.queueing import Refusal, State, Ticket, TurnQueue
 _log = structlog.get_logger(__name__)
 
 MAX_LISTS = 32
-"""Model lists at once; each asks every engine."""
+"""Model lists and explanations at once; the former ask every engine, the latter look at all of them."""
 
 MAX_ENDINGS = 256
 """Conversations that are being ended at once; each asks the registry several times."""
@@ -90,15 +90,18 @@ class Admission:
             self._let_go(held.byte_count)
 
     @contextmanager
-    def listing(self) -> Iterator[None]:
-        """Counts one model list. Raises ApiError (429)."""
+    def listing(self, byte_count: int = 0) -> Iterator[None]:
+        """Counts one model list or explanation, and the bytes of its body. Raises ApiError (429)."""
         if self._list_count >= MAX_LISTS:
-            raise self._too_much("too_many_lists", f"{MAX_LISTS} model lists run on this router", MAX_LISTS)
+            what = f"{MAX_LISTS} model lists and explanations run on this router"
+            raise self._too_much("too_many_lists", what, MAX_LISTS)
+        self.hold(byte_count)
         self._list_count += 1
         try:
             yield
         finally:
             self._list_count -= 1
+            self._let_go(byte_count)
 
     @contextmanager
     def ending(self, byte_count: int = 0) -> Iterator[None]:

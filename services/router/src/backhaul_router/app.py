@@ -36,7 +36,7 @@ from backhaul_router.legs import Legs
 from backhaul_router.load_reports import LoadReports
 from backhaul_router.lookups import Lookups
 from backhaul_router.models import Models
-from backhaul_router.observing import TurnObserver
+from backhaul_router.observing import TurnObserver, observe_nodes
 from backhaul_router.open_files import allow_open_files
 from backhaul_router.orphans import watch_orphans
 from backhaul_router.owner_client import OwnerClient
@@ -107,6 +107,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
         settings=_routing_settings(config),
         policy=_route_policy(config),
     )
+    observe_nodes(routing.live.breakers)
     readiness, changed = Readiness(table), asyncio.Event()
     departures = Departures(table, clock, patience_s=config.gone_timeout_s)
     async with (

@@ -125,7 +125,8 @@ class Attempts:
             turn.outcome.count(verdict)
         if params is None:
             self._observer.missing_hand_off()
-            return HandedOver(plan)
+            # The decode engine computes what the prefill engine was to compute.
+            return HandedOver(plan, alone_s=plan.estimate.prefill_s)
         return HandedOver(plan, params, usage=hand.usage)
 
     # Decode
@@ -164,7 +165,7 @@ class Attempts:
     # Ways
 
     def _next(self, turn: Turn) -> Plan:
-        """Returns the way to go now. Raises ApiError (503) when there is none."""
+        """Returns the way to go now. Raises ApiError when there is none: 429 for busy engines, 503 for no engines."""
         plan = turn.plan
         if plan is None:
             demand = turn.demand_now
@@ -176,11 +177,15 @@ class Attempts:
 
     def _pick(self, turn: Turn, plan: Plan) -> None:
         turn.plan = plan
-        turn.outcome.estimate_s = plan.estimate.total_s
+        turn.outcome.estimate_s = turn.trace.elapsed_s + plan.estimate.ttft_s
+        turn.outcome.repeated = bool(turn.tried)
         for target in filter(None, (plan.prefill, plan.decode)):
             self._live.picked(target)
 
     def _nobody(self, turn: Turn) -> ApiError:
+        if self._planner.busy(turn.demand_now, alone=turn.alone):
+            message = "all engines that could serve this turn have too much to do; try again in a moment"
+            return ApiError(429, message, code="engines_busy", headers={"retry-after": "1"})
         role = "prefill" if self._table.ready(Role.DECODE, turn.body.model) and not turn.alone else "decode"
         return ApiError(503, f"no {role} node is ready", headers={"retry-after": "1"})
 
@@ -192,7 +197,7 @@ class Attempts:
         return HandedOver(plan, alone_s=plan.estimate.prefill_s)
 
     def _decode_only(self, turn: Turn) -> Plan:
-        """Returns a decode engine that computes the prompt. Raises ApiError (503)."""
+        """Returns a decode engine that computes the prompt. Raises ApiError (429, 503)."""
         plan = self._planner.alone(turn.demand_now)
         if plan is None:
             raise self._nobody(turn)

@@ -6,6 +6,7 @@ Whatever goes wrong is a reason for which the turn is cold.
 from dataclasses import replace
 
 from backhaul_router.core import misses
+from backhaul_router.core.body import Endpoint
 from backhaul_router.core.routing.demand import Demand, Held, Prefix
 from backhaul_router.core.routing.planner import Plan, Planner, Planning
 from backhaul_router.core.routing.tokens import TokenRates
@@ -37,16 +38,18 @@ class Chooser:
         elif plan is not None and plan.route is Route.WARM:
             await self._claim(turn, found, plan)
         else:
-            miss = planning.reason(Route.WARM) if found.pointer else found.miss
-            await self._do_without(turn, found, miss, plan)
+            await self._do_without(turn, found, found.miss or planning.miss, plan)
+        if turn.explanation is not None:
+            turn.explanation.miss = turn.outcome.miss
 
     async def explain(self, turn: Turn, *, reuse: bool) -> TurnExplanation:
         """Returns what would be chosen for a turn, and claims nothing."""
         turn.explanation = TurnExplanation()
         found = await self._found(turn, reuse=reuse)
         turn.demand = self._demand(turn, found)
-        self._planning(turn)
-        turn.explanation.miss = found.miss
+        planning = self._planning(turn)
+        if planning.chosen is None or planning.chosen.route is Route.COLD:
+            turn.explanation.miss = found.miss or planning.miss
         return turn.explanation
 
     async def _found(self, turn: Turn, *, reuse: bool) -> Found:
@@ -65,7 +68,9 @@ class Chooser:
         held = None
         if found.pointer is not None and found.holder is not None:
             held = Held(found.holder, found.pointer.token_count, found.proved)
-            token_count = held.token_count + self._rates.estimate(model, keys.new_byte_count(found.pointer.key))
+            if turn.body.endpoint is Endpoint.CHAT:
+                # What is held has been counted, so that only the length of the rest is estimated.
+                token_count = held.token_count + self._rates.estimate(model, keys.new_byte_count(found.pointer.key))
         per_byte = token_count / max(1, turn.byte_count)
         prefixes = tuple(
             Prefix(f"{turn.scope}:{beginning.digest}", round(beginning.byte_count * per_byte))

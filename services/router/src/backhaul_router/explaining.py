@@ -3,11 +3,10 @@
 Explanations name nodes, and neither addresses nor anything of the turn's content.
 """
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from backhaul.router.v1 import router_pb2
 from backhaul_common.durations import duration
@@ -33,7 +32,7 @@ class TurnExplanation:
     demand: Demand | None = None
     planning: Planning | None = None
     miss: str = ""
-    """Why nothing was found to reuse."""
+    """Why the turn is cold; empty when it is not, or cannot be told yet."""
     legs: Explanations = field(default_factory=dict)
 
     @property
@@ -65,11 +64,11 @@ def explanation_in_header(explanation: TurnExplanation) -> str:
         "miss": explanation.miss,
         "prompt_tokens": demand.token_count if demand else 0,
         "held_tokens": demand.held_tokens if demand else 0,
-        "ways": [_way_in(way) for way in planning.ways] if planning else [],
+        "ways": [_way_in(way, planning) for way in planning.ways] if planning else [],
     }
     removals = {leg.value: _removals_in(choice) for leg, choice in explanation.legs.items() if choice.removals}
-    text = msgspec.json.encode({**document, "removed": removals})
-    return (text if len(text) <= MAX_HEADER_BYTES else msgspec.json.encode(document)).decode("ascii", "replace")
+    text = _ascii({**document, "removed": removals})
+    return text if len(text) <= MAX_HEADER_BYTES else _ascii(document)
 
 
 # gRPC
@@ -116,7 +115,12 @@ def _rating_to(rating: Rating) -> router_pb2.LegChoice.Rating:
 # Header
 
 
-def _way_in(way: Plan | NoWay) -> dict[str, Any]:
+def _ascii(document: dict[str, Any]) -> str:
+    # Headers hold nothing else, and ids of nodes may be anything.
+    return json.dumps(document, separators=(",", ":"))
+
+
+def _way_in(way: Plan | NoWay, planning: Planning) -> dict[str, Any]:
     if isinstance(way, NoWay):
         return {"route": way.route.value, "reason": way.reason}
     estimate = way.estimate
@@ -132,6 +136,7 @@ def _way_in(way: Plan | NoWay) -> dict[str, Any]:
         "prefill": _name(way.prefill) if way.prefill else "",
         "decode": _name(way.decode),
         "ms": {name: round(seconds * 1000, 1) for name, seconds in parts.items()},
+        "chosen": way is planning.chosen,
     }
 
 

@@ -127,7 +127,7 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
             raise InvalidArgumentError("API", "api must name the API that the body is for")
         turn = self._request(endpoint, request.body, request.session_id, context)
         try:
-            with self._admission.listing():
+            with self._admission.listing(len(request.body)):
                 return explanation_to(await self._turns.explain(turn))
         except ApiError as error:
             raise _as_backhaul(error) from error
@@ -151,11 +151,17 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
         if context.time_remaining() == 0:
             raise DeadlineExceededError("DEADLINE_PASSED", "the deadline had passed before the turn began")
         metadata = _metadata(context)
+        authorization = metadata.get("authorization")
+        try:
+            tenant = self._turns.authenticate(authorization)
+        except ApiError as error:
+            raise _as_backhaul(error) from error
         return TurnRequest(
             endpoint=endpoint,
             body=body,
+            tenant=tenant,
             session_id=session_id or metadata.get("x-session-id") or metadata.get("x-conversation-id"),
-            authorization=metadata.get("authorization"),
+            authorization=authorization,
             reuse=metadata.get("x-backhaul-reuse", "").lower() != "off",
             # The server interceptor's span, which continues the caller's trace.
             parent=otel_context.get_current(),
@@ -168,8 +174,7 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
 
     async def _steps(self, turn: TurnRequest, context: Context, response: Callable[..., R]) -> AsyncGenerator[R]:
         try:
-            tenant = self._turns.authenticate(turn.authorization)
-            admitted = self._admission.turn(tenant, left_s=_left_s(context), byte_count=len(turn.body))
+            admitted = self._admission.turn(turn.tenant, left_s=_left_s(context), byte_count=len(turn.body))
             async with admitted, self._turns.run(turn) as answer:
                 if answer.status >= 400:
                     raise engine_answer(answer.status, answer.body or b"", answer.headers)

@@ -168,6 +168,7 @@ class HttpService:
             turn = TurnRequest(
                 endpoint=Endpoint(request.path),
                 body=await self._body(request, held),
+                tenant=tenant,
                 session_id=headers.get("x-session-id") or headers.get("x-conversation-id"),
                 authorization=headers.get("authorization"),
                 reuse=headers.get("x-backhaul-reuse", "").lower() != "off",

@@ -105,7 +105,7 @@ class Legs:
         self._learning.prefilled(
             target,
             turn.demand,
-            byte_count=turn.byte_count,
+            byte_count=turn.text_byte_count,
             token_count=hand.usage.token_count if hand.usage else 0,
             verdict=hand.verdict,
             seconds=seconds,

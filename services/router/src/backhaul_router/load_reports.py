@@ -65,7 +65,7 @@ class LoadReports:
         """Ends the streams to agents that have left or started anew, and begins those that are wanted."""
         sources = {node.node_id: _Source(node.agent_address, node.session) for node in self._table if not node.orphaned}
         gone = self._streams.keys() - sources.keys()
-        self._reports.forget(gone)
+        self._reports.drop(gone)
         self._missing -= gone
         for node_id in [node_id for node_id, (source, _) in self._streams.items() if sources.get(node_id) != source]:
             self._streams.pop(node_id)[1].cancel()

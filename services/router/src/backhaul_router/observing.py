@@ -23,11 +23,14 @@ from backhaul_common.attributes import (
 from backhaul_common.clock import Clock
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.errors import ApiError
+from backhaul_router.core.health.breakers import Breakers, BreakerState
 from backhaul_router.core.nodes import Node
 from backhaul_router.core.turn import Outcome
 
 _log = structlog.get_logger(__name__)
 _propagator = TraceContextTextMapPropagator()
+
+_ERROR_BOUNDS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 _OPERATIONS = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "text_completion"}
 
@@ -107,9 +110,12 @@ class TurnObserver:
         self._errors = meter.create_histogram(
             "backhaul.router.estimate_error",
             unit="1",
-            description="Time to first byte over what was estimated when the route was chosen",
+            description="Time to first byte of streams over what was estimated when the route was chosen",
+            explicit_bucket_boundaries_advisory=_ERROR_BOUNDS,
         )
-        self._ttft = meter.create_histogram("backhaul.router.ttft", unit="s", description="Time to first byte by route")
+        self._ttft = meter.create_histogram(
+            "backhaul.router.ttft", unit="s", description="Time to first byte of streams by route"
+        )
 
     @contextmanager
     def turn(self, endpoint: Endpoint, model: str, outcome: Outcome, parent: Context | None) -> Iterator[TurnTrace]:
@@ -171,10 +177,22 @@ class TurnObserver:
             self._fallbacks.add(1)
         if outcome.ttft_s is not None:
             self._ttft.record(outcome.ttft_s, {"route": route})
-            if outcome.estimate_s:
+            if outcome.estimate_s and not outcome.repeated:
                 self._errors.record(outcome.ttft_s / outcome.estimate_s, {"route": route})
         for source, count in _sources(outcome).items():
             self._tokens.add(count, {"source": source})
+
+
+def observe_nodes(breakers: Breakers) -> None:
+    """Has the nodes counted by how they are used, whenever metrics are read."""
+
+    def observations(_: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
+        counts = breakers.states()
+        return (metrics.Observation(counts[state], {"state": state.value}) for state in BreakerState)
+
+    metrics.get_meter("backhaul_router").create_observable_gauge(
+        "backhaul.router.nodes", [observations], description="Nodes by how they are used"
+    )
 
 
 @contextmanager
@@ -219,6 +237,7 @@ def _log_turn(operation: str, outcome: Outcome, result: str) -> None:
         local_tokens=outcome.local_token_count,
         read_tokens=outcome.read_token_count,
         ttft_ms=_ms(outcome.ttft_s),
+        answer_ms=_ms(outcome.answer_s),
         estimate_ms=_ms(outcome.estimate_s),
     )
 

@@ -85,6 +85,8 @@ class TurnRequest:
 
     endpoint: Endpoint
     body: bytes
+    tenant: str
+    """The caller, as `Turns.authenticate` names it; empty where there are no tenants."""
     session_id: str | bytes | None = None
     authorization: str | None = None
     reuse: bool = True

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field, replace
 
 from backhaul_router.core.body import Endpoint, TurnBody
 from backhaul_router.core.claims import Grant
-from backhaul_router.core.legs import HandOff, Params, prompt_tokens_in
+from backhaul_router.core.kinds import text_only
+from backhaul_router.core.legs import HandOff, Params
 from backhaul_router.core.lookup import TurnKeys
 from backhaul_router.core.nodes import Node
 from backhaul_router.core.routing.demand import Demand
@@ -33,6 +34,8 @@ class Turn:
     trace: TurnTrace
     demand: Demand
     """What it asks of engines, as it is estimated."""
+    given_tokens: int = 0
+    """Tokens of a prompt that came as tokens; 0 for any other."""
     plan: Plan | None = None
     """The way that it takes next; None: none was chosen, or the one that was has failed."""
     explanation: TurnExplanation | None = None
@@ -63,9 +66,9 @@ class Turn:
         return self.keys.byte_count or len(self.body.raw.get(name, b""))
 
     @property
-    def given_tokens(self) -> int:
-        """Tokens of a prompt that came as tokens; 0 for any other."""
-        return len(prompt_tokens_in(self.body) or ())
+    def text_byte_count(self) -> int:
+        """Text of a prompt that is nothing else; 0 for any other: its tokens do not go by its length."""
+        return self.byte_count if not self.given_tokens and text_only(self.body) else 0
 
     @property
     def demand_now(self) -> Demand:

@@ -11,6 +11,7 @@ from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import ApiError, bounded
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.kinds import decode_alone
+from backhaul_router.core.legs import prompt_tokens_in
 from backhaul_router.core.lookup import TurnKeys, checked_session_id, keys_of
 from backhaul_router.core.nodes import NodeTable
 from backhaul_router.core.routing.demand import Demand
@@ -75,17 +76,19 @@ class Turns:
         Leaving early, by cancellation or error, ends both legs, returns a claim that was not used, and has a hand-off
         freed that nobody will read. Raises ApiError while entering.
         """
-        tenant = self.authenticate(request.authorization)
         body = parse_body(request.endpoint, request.body)
         self._check_model(body.model)
         outcome = Outcome()
         with self._observer.turn(request.endpoint, body.model, outcome, request.parent) as trace:
-            turn = self._begin(request, body, tenant, outcome, trace)
+            turn = self._begin(request, body, outcome, trace)
             try:
                 async with AsyncExitStack() as stack:
                     await self._chooser.choose(turn, reuse=request.reuse)
                     delivery = await self._attempts.deliver(turn, stack)
-                    outcome.ttft_s = trace.elapsed_s
+                    if delivery.body is None:
+                        outcome.ttft_s = trace.elapsed_s
+                    else:
+                        outcome.answer_s = trace.elapsed_s
                     answer = answer_to(turn.body, outcome, delivery.stream, delivery.body, delivery.usage)
                     if turn.explanation is not None:
                         answer.headers[HEADER] = explanation_in_header(turn.explanation)
@@ -104,13 +107,12 @@ class Turns:
 
     async def explain(self, request: TurnRequest) -> TurnExplanation:
         """Returns how a turn would be served now. Raises ApiError."""
-        tenant = self.authenticate(request.authorization)
         if not self._policy.explain:
             raise ApiError(412, "this router does not explain: it runs without --explain", code="explain_off")
         body = parse_body(request.endpoint, request.body)
         self._check_model(body.model)
         with self._observer.question(request.parent) as trace:
-            turn = self._begin(request, body, tenant, Outcome(), trace)
+            turn = self._begin(request, body, Outcome(), trace)
             return await self._chooser.explain(turn, reuse=request.reuse)
 
     def _check_model(self, model: str) -> None:
@@ -118,7 +120,8 @@ class Turns:
             name = bounded(model, _LONGEST_NAME)
             raise ApiError(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
 
-    def _begin(self, request: TurnRequest, body: TurnBody, tenant: str, outcome: Outcome, trace: TurnTrace) -> Turn:
+    def _begin(self, request: TurnRequest, body: TurnBody, outcome: Outcome, trace: TurnTrace) -> Turn:
+        tenant = request.tenant
         alone = bool(decode_alone(body))
         session_id = checked_session_id(request.session_id)
         return Turn(
@@ -131,5 +134,6 @@ class Turns:
             outcome=outcome,
             trace=trace,
             demand=Demand(body.model, 0),
+            given_tokens=len(prompt_tokens_in(body) or ()),
             explanation=TurnExplanation() if request.explain and self._policy.explain else None,
         )

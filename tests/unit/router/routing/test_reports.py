@@ -59,6 +59,6 @@ def test_a_node_that_names_its_engines_anew_drops_the_incarnation_before(reports
 def test_a_node_that_left_is_forgotten_and_no_other(reports: Reports) -> None:
     reports.take_all("d1", {"e1": BUSY})
     reports.take_all("d2", {"e1": IDLE})
-    reports.forget(["d1", "never known"])
+    reports.drop(["d1", "never known"])
     assert reports.of(("d1", "e1")) is None
     assert reports.of(("d2", "e1")) == IDLE

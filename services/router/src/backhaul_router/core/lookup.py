@@ -108,7 +108,8 @@ def keys_of(body: TurnBody, session_id: bytes | None) -> TurnKeys:
     session_id = session_id or _session_in(body)
     session = () if session_id is None else (session_key(session_id),)
     if body.endpoint is not Endpoint.CHAT:
-        beginnings = (Beginning(session[0] if session else "", len(body.raw.get("prompt", b""))),)
+        prompt = bytes(body.raw.get("prompt", b""))
+        beginnings = (Beginning(_digest(b"prompt", prompt), len(prompt)),)
         return TurnKeys(session, session, continues=bool(session), beginnings=beginnings)
     messages = body.fields["messages"]
     chain = _chain(body.fields)

@@ -150,6 +150,8 @@ class NodeTable:
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
         self._orphans: dict[str, Node] = {}
+        self.version = 0
+        """Another one after each change."""
 
     def replace(self, nodes: Iterable[Node]) -> None:
         """Takes a snapshot."""
@@ -158,6 +160,7 @@ class NodeTable:
 
     def change(self, upserts: Iterable[Node], removals: Iterable[str]) -> None:
         """Takes a change."""
+        self.version += 1
         for node_id in removals:
             node = self._nodes.pop(node_id, None)
             if node is not None and node.usable:
@@ -169,6 +172,7 @@ class NodeTable:
 
     def drop_orphan(self, node_id: str) -> None:
         """Forgets an orphaned node; nothing happens when it is none."""
+        self.version += 1
         self._orphans.pop(node_id, None)
 
     @property

@@ -31,12 +31,16 @@ class Outcome:
     handed_off: bool = False
     """Whether the decode engine was handed blocks."""
     estimate_s: float | None = None
-    """Time to the first piece of the answer as it was estimated when the route was chosen."""
+    """From the request to the first piece of the answer, as it was estimated when the route was chosen, seconds."""
+    repeated: bool = False
+    """Whether something failed before the route was chosen that the turn took in the end."""
     prompt_token_count: int = 0
     local_token_count: int = 0
     read_token_count: int = 0
     ttft_s: float | None = None
-    """From the request to the first piece of the answer."""
+    """From the request to the first piece of an answer that is streamed, seconds."""
+    answer_s: float | None = None
+    """From the request to all of an answer that is not, seconds."""
     result: str = "ok"
     """`ok`, `refused` (an engine's 4xx), `failed` (its 5xx), `broken` (it stopped in the middle)."""
 

@@ -1,6 +1,7 @@
 """Which nodes are well enough to be given requests: each by itself, and beside its peers."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
 from backhaul_router.core.engines import Failure
@@ -71,6 +72,11 @@ class Breakers:
     def state(self, node: Node) -> BreakerState:
         """Returns how a node is used."""
         return self._circuit(node).state(self._monotonic())
+
+    def states(self) -> Counter[BreakerState]:
+        """Returns how many nodes are used in which way. May be called from any thread."""
+        now = self._monotonic()
+        return Counter(circuit.state(now) for circuit in [*self._circuits.values()])
 
     def _circuit(self, node: Node) -> Circuit:
         circuit = self._circuits.get(node.node_id)

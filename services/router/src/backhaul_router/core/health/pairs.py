@@ -43,6 +43,11 @@ class Pairs:
         """One node has read the other's blocks."""
         self._marks.pop((reader.node_id, source.node_id), None)
 
+    @property
+    def all_well(self) -> bool:
+        """Whether no pair is set apart, nor was of late."""
+        return not self._marks
+
     def apart(self, one: Node, other: Node) -> bool:
         """Tells whether another pair should be preferred: either of the two could not read the other's blocks."""
         return self._apart(one, other) or self._apart(other, one)

@@ -62,6 +62,9 @@ _STEP_S, _TAIL = 0.01, 0.25
 """Legs of one step are noted within this time, seconds, and all but the first take less than this part of what was
 expected of them."""
 
+_LAG_S = 0.1
+"""How old the parts may be that estimates are put together from, seconds: they fade within minutes."""
+
 _ALIKE = 0.5
 """From which cosine on two legs depend on the same parts."""
 
@@ -96,9 +99,14 @@ class _Figures:
         self._peers = peers
         self._suspect: _Suspect | None = None
         self._last: _Noted | None = None
+        self._parts: tuple[State, float, Triple] | None = None
+        """What a leg costs by parts, when that was worked out, and from what."""
 
     def expected_s(self, counts: Triple, now: float) -> float:
-        return self._fit.expected_s(counts, now)
+        parts = self._parts
+        if parts is None or parts[0] is not self._fit.state or now - parts[1] > _LAG_S:
+            parts = self._parts = self._fit.state, now, self._fit.parts(now)
+        return dot(parts[2], counts)
 
     def note(self, counts: Triple, seconds: float, now: float) -> None:
         piece = self._with_step(_Piece(counts, seconds), now)
@@ -177,6 +185,8 @@ class _Kind:
 
 def _bounded(counts: Triple) -> Triple:
     i, j, k = counts
+    if 0 <= j <= MAX_TOKENS and 0 <= k <= MAX_TOKENS:
+        return counts
     return i, min(max(j, 0), MAX_TOKENS), min(max(k, 0), MAX_TOKENS)
 
 

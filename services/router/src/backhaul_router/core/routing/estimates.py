@@ -30,6 +30,11 @@ class Estimate:
     """What computing a prompt costs the answers that the engine is busy with."""
 
     @property
+    def ttft_s(self) -> float:
+        """Returns what the turn itself will take until its first token: all but what it costs others."""
+        return self.wait_s + self.prefill_s + self.move_s
+
+    @property
     def total_s(self) -> float:
         """Returns all of it."""
         return self.wait_s + self.prefill_s + self.move_s + self.penalty_s

@@ -130,9 +130,12 @@ class Fit:
 
     def expected_s(self, counts: Triple, now: float) -> float:
         """Returns what a piece of work should take, seconds."""
+        return dot(self.parts(now), counts)
+
+    def parts(self, now: float) -> Triple:
+        """Returns the parts, seconds."""
         x, y, z = self.logs(now)
-        i, j, k = counts
-        return exp(x) * i + exp(y) * j + exp(z) * k
+        return exp(x), exp(y), exp(z)
 
     def read(self, counts: Triple, seconds: float, now: float) -> Reading:
         """Holds a piece of work against what was expected of it. Nothing is learnt yet."""

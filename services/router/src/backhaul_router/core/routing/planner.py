@@ -77,10 +77,15 @@ class Planning:
     """None when there is none at all."""
     ways: tuple[Plan | NoWay, ...]
 
-    def reason(self, route: Route) -> str:
-        """Returns why a route is not taken: why it cannot be, or that another one is better."""
-        reasons = [way.reason for way in self.ways if isinstance(way, NoWay) and way.route is route]
-        return reasons[0] if reasons else misses.NOT_WORTH
+    @property
+    def miss(self) -> str:
+        """Returns why nothing that is held is read: why it cannot be, or that another way is better.
+
+        Where nothing may be read it is why the holder does not go on by itself.
+        """
+        reasons = {way.route: way.reason for way in self.ways if isinstance(way, NoWay)}
+        unread = reasons.get(Route.WARM, misses.NOT_WORTH)
+        return reasons.get(Route.APPEND, misses.NOT_WORTH) if unread == misses.ROUTE_OFF else unread
 
 
 class Planner:
@@ -103,6 +108,9 @@ class Planner:
         self._well = well
         self._limits = limits
         self._policy = policy
+        self._known: dict[tuple[Role, str], list[Target]] = {}
+        """Targets by role and model, of one version of the table."""
+        self._version = table.version
 
     def plan(self, demand: Demand, explanations: Explanations | None = None) -> Planning:
         """Returns the ways of a turn, that over the holder alone first."""
@@ -116,6 +124,16 @@ class Planner:
         """Returns a decode engine for a turn that needs one engine alone; None when there is none."""
         return self._decode_only(demand, explanations)
 
+    def busy(self, demand: Demand, *, alone: bool) -> bool:
+        """Tells of a turn that has no way whether it will have one once engines have less to do."""
+        explanations: Explanations = {}
+        if alone:
+            self._decode_only(demand, explanations)
+        else:
+            self._cold(demand, explanations)
+        # The leg that was looked at last is the one without which there is no way.
+        return bool(explanations) and [*explanations.values()][-1].busy
+
     def reader(self, demand: Demand, explanations: Explanations | None = None) -> Target | str:
         """Returns the prefill engine that should read what is held, or why there is none."""
         held = demand.held
@@ -123,7 +141,7 @@ class Planner:
             return misses.NOT_FOUND
         if Route.WARM not in self._policy.routes or self._policy.prefer not in (None, Route.WARM):
             return misses.ROUTE_OFF
-        if not self._reachable(held.holder, demand):
+        if not self._reachable(held.holder, Leg.DECODE, demand):
             return misses.HOLDER_AVOIDED
         readers = self._targets(Role.PREFILL, demand.model)
         demand = replace(demand, partners=(held.holder,))
@@ -167,7 +185,7 @@ class Planner:
             return misses.UNPROVED
         if demand.token_count - demand.held_tokens > self._limits.append_tokens:
             return misses.TOO_LONG
-        return "" if self._reachable(held.holder, demand) else misses.HOLDER_AVOIDED
+        return "" if self._reachable(held.holder, Leg.ALONE, demand) else misses.HOLDER_AVOIDED
 
     def _warm(self, demand: Demand, explanations: Explanations | None) -> Plan | NoWay:
         found = self.reader(demand, explanations)
@@ -179,7 +197,7 @@ class Planner:
         over_two = self._over_two(demand, explanations)
         short = demand.token_count <= self._limits.alone_tokens and self._policy.prefer is None
         if not self._policy.decode_computes or not (short or over_two is None):
-            return [over_two or NoWay(Route.COLD, misses.NO_PREFILL)]
+            return [over_two or NoWay(Route.COLD, self._missing(demand))]
         alone = self._decode_only(demand, explanations)
         if alone is None:
             return [over_two or NoWay(Route.COLD, misses.NO_DECODE)]
@@ -202,7 +220,19 @@ class Planner:
     # What ways are made of
 
     def _targets(self, role: Role, model: str) -> list[Target]:
-        return list(targets_of(self._table.ready(role, model)))
+        if self._version != self._table.version:
+            self._version = self._table.version
+            self._known.clear()
+        targets = self._known.get((role, model))
+        if targets is None:
+            targets = [*targets_of(self._table.ready(role, model))]
+            if targets:
+                # Of models that nobody serves there are as many as clients can name.
+                self._known[role, model] = targets
+        return targets
+
+    def _missing(self, demand: Demand) -> str:
+        return misses.NO_PREFILL if self._targets(Role.DECODE, demand.model) else misses.NO_DECODE
 
     def _run(
         self, leg: Leg, demand: Demand, targets: Sequence[Target], explanations: Explanations | None
@@ -232,9 +262,9 @@ class Planner:
         ]
         return self._run(Leg.PREFILL, replace(demand, partners=(holder,)), stock, None)
 
-    def _reachable(self, holder: Target, demand: Demand) -> bool:
-        """Tells whether a holder should be used: it is well, or no other decode node is."""
-        if holder.node.node_id in demand.tried:
+    def _reachable(self, holder: Target, leg: Leg, demand: Demand) -> bool:
+        """Tells whether a holder should be used: filters leave it, and it is well, or no other decode node is."""
+        if holder.node.node_id in demand.tried or not self._profiles[leg].admits(demand, leg, holder):
             return False
         if self._well(holder.node):
             return True

@@ -29,27 +29,24 @@ class _Cache:
     """Beginnings by key, least recently used first; each with its tokens beyond the next shorter one."""
 
     def __init__(self) -> None:
-        self._tokens: OrderedDict[str, int] = OrderedDict()
+        self.tokens: OrderedDict[str, int] = OrderedDict()
         self._token_count = 0
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._tokens
 
     def put(self, prefixes: Sequence[Prefix], capacity: int) -> None:
         for prefix, more in _increments(prefixes):
-            self._token_count += more - self._tokens.get(prefix.key, 0)
-            self._tokens[prefix.key] = more
-            self._tokens.move_to_end(prefix.key)
-        while self._token_count > capacity or len(self._tokens) > MAX_ENTRIES:
+            self._token_count += more - self.tokens.get(prefix.key, 0)
+            self.tokens[prefix.key] = more
+            self.tokens.move_to_end(prefix.key)
+        while self._token_count > capacity or len(self.tokens) > MAX_ENTRIES:
             self._drop_oldest()
 
     def drop_through(self, key: str) -> None:
         """Drops a beginning and all that was used before it: whoever evicted it has evicted those too."""
-        while key in self._tokens:
+        while key in self.tokens:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        self._token_count -= self._tokens.popitem(last=False)[1]
+        self._token_count -= self.tokens.popitem(last=False)[1]
 
 
 class Prefixes:
@@ -71,7 +68,10 @@ class Prefixes:
         cache = self._caches.get(key)
         if cache is None:
             return 0
-        return next((prefix.token_count for prefix in prefixes if prefix.key in cache), 0)
+        for prefix in prefixes:
+            if prefix.key in cache.tokens:
+                return prefix.token_count
+        return 0
 
     def correct(self, target: Target, prefixes: Sequence[Prefix], *, local: int) -> None:
         """The engine has said how many tokens of a prompt it had cached.

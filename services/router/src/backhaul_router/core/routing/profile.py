@@ -36,6 +36,10 @@ class Profile:
             explanation.picked = picked
         return picked
 
+    def admits(self, demand: Demand, leg: Leg, target: Target) -> bool:
+        """Tells whether filters leave this engine for a leg, where there is no other."""
+        return bool(self._filtered(demand, leg, (target,), None))
+
     def _filtered(
         self, demand: Demand, leg: Leg, targets: Sequence[Target], explanation: ProfileExplanation | None
     ) -> Sequence[Target]:

@@ -44,7 +44,7 @@ class Reports:
         report, taken_at = self._nodes.get(node_id, {}).get(engine_id, (None, 0.0))
         return report if self._monotonic() - taken_at <= MAX_AGE_S else None
 
-    def forget(self, node_ids: Collection[str]) -> None:
-        """Forgets the engines of nodes that have left."""
+    def drop(self, node_ids: Collection[str]) -> None:
+        """Drops what is known of nodes that have left: of these, and of no others."""
         for node_id in node_ids:
             self._nodes.pop(node_id, None)

@@ -1,7 +1,7 @@
 """Where a leg can go: one engine of a node."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from backhaul_router.core.nodes import Engine, Node
 
@@ -19,11 +19,12 @@ class Target:
     node: Node
     engine: Engine | None = None
     """None: the node has not named its engines yet, and the server picks."""
+    key: TargetKey = field(init=False, compare=False, repr=False)
+    """What figures about this engine are kept under. Another incarnation has another one."""
 
-    @property
-    def key(self) -> TargetKey:
-        """What figures about this engine are kept under. Another incarnation has another one."""
-        return self.node.node_id, self.engine.engine_id if self.engine else ""
+    def __post_init__(self) -> None:
+        """Makes the key: it is asked for far more often than targets are made."""
+        object.__setattr__(self, "key", (self.node.node_id, self.engine.engine_id if self.engine else ""))
 
     @property
     def headers(self) -> dict[str, str]:

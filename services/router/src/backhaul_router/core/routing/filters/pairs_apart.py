@@ -13,6 +13,11 @@ from backhaul_router.core.routing.target import Target
 class Pairs(Protocol):
     """What became of reads, pair by pair."""
 
+    @property
+    def all_well(self) -> bool:
+        """Whether no pair is set apart, nor was of late."""
+        ...
+
     def apart(self, one: Node, other: Node) -> bool:
         """Tells whether another pair should be preferred."""
         ...
@@ -32,7 +37,7 @@ class PairsApartFilter:
     def keep(self, demand: Demand, leg: Leg, targets: Sequence[Target]) -> Sequence[Target]:
         """Returns those; all of them when every one is apart from all its partners, but none for a read."""
         partners = partners_of(demand, leg)
-        if not partners:
+        if not partners or self._pairs.all_well:
             return targets
         kept = self._with_one(targets, partners[0]) if len(partners) == 1 else self._with_any(targets, partners)
         return kept if kept or leg is Leg.READ else targets
