@@ -113,6 +113,32 @@ async def test_what_the_side_channel_said_of_a_rank_that_has_gone_is_not_listed(
         await eventually(lambda: [engine.engine_id for engine in node.record.engines] == ["engine-1"])
 
 
+async def test_a_server_of_one_rank_lists_its_own_engine_and_not_the_one_that_listens_beside_it(tmp_path: Path) -> None:
+    async with owner_node(tmp_path, connect=False) as node:
+        # What listens at the side channel's first port is another server's rank 0.
+        node.http.metrics = 'vllm:num_requests_running{engine="1",model_name="model-1"} 0.0\n'
+        own = FakeConnector(node.config.socket_path, hello(engine_id="engine-2", rank=1))
+        await own.connect()
+        await node.ready()
+        await eventually(lambda: [(e.engine_id, e.rank) for e in node.record.engines] == [("engine-2", 0)])
+        await own.close()
+
+
+async def test_a_rank_without_the_connector_is_listed_beside_those_that_have_it(tmp_path: Path) -> None:
+    async with owner_node(tmp_path, connect=False) as node:
+        node.http.metrics = "".join(f'vllm:num_requests_running{{engine="{n}",model_name="m"}} 0.0\n' for n in (0, 1))
+        other = FakeConnector(node.config.socket_path, hello(engine_id="engine-2", rank=1))
+        await other.connect()
+        await node.ready()
+        await eventually(
+            lambda: (
+                [(e.engine_id, e.rank, e.reuse) for e in node.record.engines]
+                == [("engine-1", 0, False), ("engine-2", 1, True)]
+            )
+        )
+        await other.close()
+
+
 async def test_a_record_that_the_registry_refuses_says_so_and_the_node_is_back_once_the_cause_has_gone(
     tmp_path: Path,
 ) -> None:

@@ -52,7 +52,7 @@ class Seen:
 
 @contextlib.asynccontextmanager
 async def probing(
-    context: zmq.asyncio.Context, url: str, port: int, ranks: tuple[int, ...] = ()
+    context: zmq.asyncio.Context, url: str, port: int, ranks: tuple[int, ...] = (0,)
 ) -> AsyncIterator[Seen]:
     seen = Seen()
     probe = EngineProbe(

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -117,7 +117,11 @@ def kept(token_ids: Sequence[int]) -> Kept:
 class Scene:
     """One engine without the connector that caches the start of the prompt."""
 
-    def __init__(self, *, weights_digest: str = "weights", followed: bool = True) -> None:
+    def __init__(
+        self, *, weights_digest: str = "weights", followed: bool = True, rank: int = 0, ranks: Collection[int] = ()
+    ) -> None:
+        """`rank` is the engine's, `ranks` are all of its server's."""
+        self.rank = rank
         self.owner, self.events, self.pointers = FakeOwner(), FakeEvents(), FakePointers()
         self.requests = FakeRequests(kept)
         self.clock = FakeClock()
@@ -134,13 +138,14 @@ class Scene:
             limits=Limits(),
             weights_digest=weights_digest,
             engine_lease_s=LEASE_S,
+            ranks=lambda: ranks,
         )
         self.meet()
         self.cache(0, PROMPT[:CACHED])
 
-    def meet(self, engine_id: str = "engine-1", rank: int = 0) -> None:
+    def meet(self, engine_id: str = "engine-1", rank: int | None = None) -> None:
         now = self.clock.monotonic()
-        self.harvest.on_engine(rank, engine_id, now, now + ENGINE_AHEAD_S, now)
+        self.harvest.on_engine(self.rank if rank is None else rank, engine_id, now, now + ENGINE_AHEAD_S, now)
 
     def cache(self, sequence: int, tokens: list[int], *, salt: str = "", session: str | None = None) -> None:
         blocks = [f"{sequence}-{number}".encode() for number in range(len(tokens) // BLOCK)]
@@ -148,7 +153,7 @@ class Scene:
         stored = Stored(
             hashes=blocks, parent=None, token_ids=tokens, block_size=BLOCK, extra_keys=extra, session=session
         )
-        self.harvest.on_changes(0, sequence, [stored])
+        self.harvest.on_changes(self.rank, sequence, [stored])
 
     async def refused(self, request: HarvestRequest, timeout_s: float = 1.0) -> str:
         with pytest.raises(BackhaulError) as caught:
@@ -446,6 +451,13 @@ async def test_a_rank_among_several_is_named() -> None:
     await scene.harvest.harvest(request(), 1.0)
     assert scene.requests.asked[-1]["rank"] == 0
     assert scene.events.followed == {0, 1}
+
+
+@pytest.mark.parametrize(("rank", "ranks", "named"), [(0, (0, 1), 0), (5, (4, 5), 1), (1, (1,), None)])
+async def test_a_rank_is_named_as_its_server_counts_it(rank: int, ranks: Collection[int], named: int | None) -> None:
+    scene = Scene(rank=rank, ranks=ranks)
+    await scene.harvest.harvest(request(), 1.0)
+    assert scene.requests.asked[-1]["rank"] == named
 
 
 def test_second_chances_are_offered_while_all_is_known_that_they_need() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from backhaul_node_agent import convert
 from backhaul_node_agent.core.bounds import MAX_ITEMS, MAX_TEXT_BYTES
 from backhaul_node_agent.core.node import (
     NO_CONNECTOR,
@@ -79,6 +80,44 @@ def test_every_engine_is_named_once() -> None:
         purging=False,
     )
     assert [(e.engine_id, e.reuse_problem) for e in made.engines] == [("engine-1", ""), ("engine-3", NO_CONNECTOR)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "known", "places"),
+    [
+        pytest.param({0, 1}, [0, 1], [0, 1], id="all ranks"),
+        pytest.param({0, 1}, [1], [1], id="rank 0 is not known yet"),
+        pytest.param({3}, [3], [0], id="a server per rank"),
+        pytest.param({4, 5, 6}, [4, 6], [0, 2], id="a server of some ranks"),
+        pytest.param((), [3], [0], id="no figures are shown"),
+    ],
+)
+def test_engines_are_numbered_as_their_server_counts_them(ranks: set[int], known: list[int], places: list[int]) -> None:
+    made = node_record(
+        server=HEALTHY,
+        engines=[facts(f"engine-{rank}", rank=rank) for rank in known],
+        side_channels={},
+        connected=[],
+        advertised_host="127.0.0.1",
+        purging=False,
+        ranks=ranks,
+    )
+    told = convert.node(made, node_id="n", session="s", role="decode", agent_address="a:1", engine_url="http://a")
+    assert [engine.rank for engine in told.engines] == places
+    assert [engine.rank for engine in made.engines] == known
+
+
+def test_what_engines_must_fit_by_is_told() -> None:
+    made = node_record(
+        server=HEALTHY,
+        engines=[replace(facts(), tp_size=4, kv_head_count=8)],
+        side_channels={},
+        connected=[],
+        advertised_host="127.0.0.1",
+        purging=False,
+    )
+    told = convert.node(made, node_id="n", session="s", role="decode", agent_address="a:1", engine_url="http://a")
+    assert [(engine.tp_size, engine.kv_head_count) for engine in told.engines] == [(4, 8)]
 
 
 def test_a_record_has_so_many_models_and_says_how_many_it_leaves_out() -> None:

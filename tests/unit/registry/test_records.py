@@ -32,6 +32,8 @@ def test_what_is_written_is_read_back() -> None:
         vllm_version="v",
         second_chance=True,
         fenced=True,
+        tp_size=4,
+        kv_head_count=8,
     )
     one = node(engines=(engine,), models=("m", "n"), state_reason="r", retiring=True)
     assert records.read_node(kv(KEYS.node("d1"), records.write_node(one))) == one

@@ -81,6 +81,8 @@ def test_what_it_says_must_be_sound(fields: dict[str, Any]) -> None:
         {"models": ("m",) * 257},
         {"engines": (Engine(engine_id=""),)},
         {"engines": (Engine(engine_id="e", rank=-1),)},
+        {"engines": (Engine(engine_id="e", tp_size=-1),)},
+        {"engines": (Engine(engine_id="e", kv_head_count=-1),)},
         {"engines": (Engine(engine_id="e", weights_digest="x" * 1025),)},
         {"engines": (Engine(engine_id="e"), Engine(engine_id="e"))},
     ],

@@ -46,6 +46,10 @@ class ModelConfig:
     revision: str | None = None
     quantization: str | None = None
     hf_overrides: dict[str, Any] = field(default_factory=dict)
+    use_mla: bool = False
+
+    def get_total_num_kv_heads(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,8 @@ class App:
         self._side_host, self._side_port = split_address(config.side_channel)
         self._server_facts: ServerFacts | None = None
         self._side_channels: dict[int, SideChannelFacts] = {}
+        self._shown_ranks: frozenset[int] = frozenset()
+        """Data-parallel ranks of which the server has shown figures."""
         self._limits = Limits(
             claim_ttl_s=config.claim_ttl_s,
             margin_s=config.margin_s,
@@ -128,6 +130,7 @@ class App:
                 limits=self._limits,
                 weights_digest=config.weights_digest,
                 engine_lease_s=config.engine_lease_s,
+                ranks=self._ranks,
             )
             self._agent = Agent(
                 owner=self._owner,
@@ -149,7 +152,7 @@ class App:
                 side_channel=split_address(config.side_channel),
                 channel=channel,
                 clock=self._clock,
-                ranks=lambda: [facts.rank for facts in self._owner.engines()],
+                ranks=self._ranks,
                 stall_s=config.stall_s,
             )
             self._load_watch = LoadWatch(self._engine_loads.loads, self._clock)
@@ -223,7 +226,17 @@ class App:
         self._server_facts = facts
         self._refresh()
 
+    def _ranks(self) -> set[int]:
+        """Returns the data-parallel ranks of the server: those that it shows, and those whose connectors have come.
+
+        One that shows no figures is asked for rank 0, until a connector has come: a server of only some ranks may not
+        have it, and another one may listen there.
+        """
+        return {*self._shown_ranks, *(facts.rank for facts in self._owner.engines())} or {0}
+
     def _on_load(self, load: Load) -> None:
+        # A server that does not answer for a moment has the ranks that it had.
+        self._shown_ranks = frozenset(load.figures) or self._shown_ranks
         self._engine_loads.see(load.figures, load.asked_at)
         self._drain.on_load(load)
 
@@ -246,12 +259,11 @@ class App:
         if self._ready is None and not engines and self._clock.monotonic() < self._join_by:
             # Nor may it lose its weights for a moment: routers would pair it with engines of other weights.
             return
-        # Rank 0 is asked whether or not its connector has come.
-        known = {0, *(facts.rank for facts in engines)}
+        ranks = self._ranks()
         record = node_record(
             server=self._server_facts,
             engines=engines,
-            side_channels={rank: facts for rank, facts in self._side_channels.items() if rank in known},
+            side_channels={rank: facts for rank, facts in self._side_channels.items() if rank in ranks},
             connected=[facts.engine_id for facts in engines if self._owner.connected(facts.engine_id)],
             advertised_host=self._advertised_host,
             purging=self._publishers.purging,
@@ -260,6 +272,7 @@ class App:
             weights_digest=self._config.weights_digest,
             second_chances=self._harvest.offered_engines(),
             fenced=self._owner.fenced_engines(),
+            ranks=ranks,
         )
         engine_ids = {engine.rank: engine.engine_id for engine in record.engines}
         self._engine_loads.name(engine_ids, self._clock.monotonic())

@@ -56,6 +56,7 @@ def engine_facts(hello: wire.Hello) -> EngineFacts:
     bounds.check_count(hello.block_size, "block_size", least=1)
     bounds.check_count(hello.block_count, "block_count", most=bounds.MAX_BLOCKS)
     bounds.check_count(hello.tp_size, "tp_size", least=1, most=bounds.MAX_TP_SIZE)
+    bounds.check_count(hello.kv_head_count, "kv_head_count")
     bounds.check_count(hello.side_channel_port, "side_channel_port", least=1, most=bounds.MAX_PORT)
     bounds.check_span(hello.ttl_s, "ttl_s")
     bounds.check_span(hello.lease_s, "lease_s")
@@ -73,6 +74,7 @@ def engine_facts(hello: wire.Hello) -> EngineFacts:
         side_channel_port=hello.side_channel_port,
         problem=hello.problem,
         lease_s=hello.lease_s,
+        kv_head_count=hello.kv_head_count,
     )
 
 
@@ -275,7 +277,7 @@ def refused_node(node: registry_pb2.Node, problem: str) -> registry_pb2.Node:
 def _engine(record: EngineRecord) -> registry_pb2.Engine:
     return registry_pb2.Engine(
         engine_id=record.engine_id,
-        rank=record.rank,
+        rank=record.place,
         compatibility_hash=record.compatibility_hash,
         weights_digest=record.weights_digest,
         block_size=record.block_size,
@@ -287,4 +289,6 @@ def _engine(record: EngineRecord) -> registry_pb2.Engine:
         vllm_version=record.vllm_version,
         second_chance=record.second_chance,
         fenced=record.fenced,
+        tp_size=record.tp_size,
+        kv_head_count=record.kv_head_count,
     )

@@ -130,7 +130,7 @@ class EngineProbe:
         ranks: Callable[[], Iterable[int]],
         stall_s: float,
     ) -> None:
-        """`side_channel` is that of rank 0; `ranks` names the data-parallel ranks that are known.
+        """`side_channel` is that of rank 0; `ranks` names the data-parallel ranks to ask.
 
         An engine that has requests and stands still for `stall_s` seconds is not healthy, whatever the server says.
         """
@@ -229,19 +229,24 @@ class EngineProbe:
     async def _watch_engines(self, on_engine: Callable[[int, SideChannelFacts], None], on_clock: OnClock) -> None:
         told: dict[int, str] = {}
         while True:
-            for rank in sorted({0, *self._ranks()}):
-                sent = self._clock.monotonic()
-                try:
-                    reply = await self._channel.ask(self._host, self._port + rank)
-                except SideChannelError as error:
-                    if told.get(rank) != str(error):
-                        _log.info("side channel does not answer", rank=rank, port=self._port + rank, error=str(error))
-                    told[rank] = str(error)
-                    continue
-                told.pop(rank, None)
-                on_clock(rank, reply.facts.engine_id, sent, reply.now, self._clock.monotonic())
-                on_engine(rank, reply.facts)
+            # At once: one that does not answer must not keep the others waiting.
+            await asyncio.gather(*(self._ask(rank, told, on_engine, on_clock) for rank in sorted(self._ranks())))
             await self._clock.sleep(_SIDE_CHANNEL_EVERY_S)
+
+    async def _ask(
+        self, rank: int, told: dict[int, str], on_engine: Callable[[int, SideChannelFacts], None], on_clock: OnClock
+    ) -> None:
+        sent = self._clock.monotonic()
+        try:
+            reply = await self._channel.ask(self._host, self._port + rank)
+        except SideChannelError as error:
+            if told.get(rank) != str(error):
+                _log.info("side channel does not answer", rank=rank, port=self._port + rank, error=str(error))
+            told[rank] = str(error)
+            return
+        told.pop(rank, None)
+        on_clock(rank, reply.facts.engine_id, sent, reply.now, self._clock.monotonic())
+        on_engine(rank, reply.facts)
 
 
 def _refused(error: aiohttp.ClientError) -> bool:

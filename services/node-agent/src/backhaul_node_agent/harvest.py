@@ -7,7 +7,7 @@ What may be asked for, and when: see `core.second_chance`.
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -148,8 +148,12 @@ class Harvest:
         limits: Limits,
         weights_digest: str,
         engine_lease_s: float,
+        ranks: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        """`weights_digest` and `engine_lease_s` count for engines whose connector does not say better."""
+        """`weights_digest` and `engine_lease_s` count for engines whose connector does not say better.
+
+        `ranks` are those of the server, as far as known.
+        """
         self._owner = owner
         self._events = events
         self._requests = requests
@@ -160,6 +164,7 @@ class Harvest:
         self._limits = limits
         self._weights_digest = weights_digest
         self._engine_lease_s = engine_lease_s
+        self._ranks = ranks
         self._by_rank: dict[int, _Engine] = {}
         self._handles: OrderedDict[tuple[str, str], float] = OrderedDict()
 
@@ -316,7 +321,7 @@ class Harvest:
                     model=request.model,
                     token_ids=request.token_ids[: count + 1],
                     salt=request.cache_salt,
-                    rank=engine.rank if len(self._by_rank) > 1 else None,
+                    rank=self._place(engine.rank),
                     left_over=self._let_loose,
                 )
         except TimeoutError:
@@ -381,6 +386,11 @@ class Harvest:
         cached = known.cached if known is not None else Cached()
         engine = self._by_rank[rank] = _Engine(engine_id, rank, cached)
         return engine
+
+    def _place(self, rank: int) -> int | None:
+        """Returns which of the server's engines a rank is; None when there is but one."""
+        ranks = sorted({*self._ranks(), *self._by_rank})
+        return ranks.index(rank) if len(ranks) > 1 else None
 
     def _engine(self, engine_id: str) -> _Engine | None:
         return next((engine for engine in self._by_rank.values() if engine.engine_id == engine_id), None)

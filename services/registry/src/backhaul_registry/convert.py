@@ -185,6 +185,8 @@ def _engine_to_proto(engine: Engine) -> pb.Engine:
         vllm_version=engine.vllm_version,
         second_chance=engine.second_chance,
         fenced=engine.fenced,
+        tp_size=engine.tp_size,
+        kv_head_count=engine.kv_head_count,
     )
 
 
@@ -203,4 +205,6 @@ def _engine_from_proto(message: pb.Engine) -> Engine:
         vllm_version=message.vllm_version,
         second_chance=message.second_chance,
         fenced=message.fenced,
+        tp_size=message.tp_size,
+        kv_head_count=message.kv_head_count,
     )

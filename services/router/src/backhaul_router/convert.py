@@ -47,6 +47,8 @@ def _engine_from(message: registry_pb2.Engine) -> Engine:
         rank=message.rank,
         block_size=message.block_size,
         block_count=message.block_count,
+        tp_size=message.tp_size,
+        kv_head_count=message.kv_head_count,
     )
 
 

@@ -151,10 +151,14 @@ class Engine(_message.Message):
     VLLM_VERSION_FIELD_NUMBER: _builtins.int
     SECOND_CHANCE_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
+    TP_SIZE_FIELD_NUMBER: _builtins.int
+    KV_HEAD_COUNT_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """vLLM's engine id."""
     rank: _builtins.int
-    """Data-parallel rank, 0 when there is one."""
+    """Which of the server's engines it is, from 0, as the server counts them in `X-data-parallel-rank`. That is the
+    data-parallel rank, but for servers of only some ranks, which count their own.
+    """
     compatibility_hash: _builtins.str
     """vLLM's NIXL compatibility hash; empty when the side channel could not be asked. Engines with different hashes
     cannot exchange blocks.
@@ -179,6 +183,10 @@ class Engine(_message.Message):
     """Whether the engine retains block sets from before its agent's start, to which no pointer leads yet. Who ends a
     conversation asks the agent itself for those (`ReleaseBlockSets` with `keys`).
     """
+    tp_size: _builtins.int
+    """Tensor-parallel size; 0 when unknown."""
+    kv_head_count: _builtins.int
+    """KV heads of the model that tensor-parallel ranks divide among them; 0 when unknown, or when they do not (MLA)."""
     @_builtins.property
     def retention_ttl(self) -> _duration_pb2.Duration:
         """How long the engine keeps a finished turn's blocks."""
@@ -199,10 +207,12 @@ class Engine(_message.Message):
         vllm_version: _builtins.str = ...,
         second_chance: _builtins.bool = ...,
         fenced: _builtins.bool = ...,
+        tp_size: _builtins.int = ...,
+        kv_head_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["retention_ttl", b"retention_ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_size", b"block_size", "compatibility_hash", b"compatibility_hash", "connector_version", b"connector_version", "engine_id", b"engine_id", "fenced", b"fenced", "rank", b"rank", "retention_ttl", b"retention_ttl", "reuse", b"reuse", "reuse_problem", b"reuse_problem", "second_chance", b"second_chance", "vllm_version", b"vllm_version", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_size", b"block_size", "compatibility_hash", b"compatibility_hash", "connector_version", b"connector_version", "engine_id", b"engine_id", "fenced", b"fenced", "kv_head_count", b"kv_head_count", "rank", b"rank", "retention_ttl", b"retention_ttl", "reuse", b"reuse", "reuse_problem", b"reuse_problem", "second_chance", b"second_chance", "tp_size", b"tp_size", "vllm_version", b"vllm_version", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

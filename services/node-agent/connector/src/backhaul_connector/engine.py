@@ -74,6 +74,15 @@ def trims(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> bool:
     )
 
 
+def divided_heads(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
+    """Returns how many KV heads tensor-parallel ranks divide among them; 0 when they do not, or not only heads."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    model = config.model_config
+    plain = all(isinstance(group.kv_cache_spec, FullAttentionSpec) for group in kv_cache_config.kv_cache_groups)
+    return int(model.get_total_num_kv_heads()) if plain and not model.use_mla else 0
+
+
 def extras_of(request: "Request") -> list[tuple[int, bytes]] | None:
     """Returns position and hash of the request's images and other media; None when its prompt cannot be proved."""
     if request.prompt_embeds is not None or request.prompt_token_ids is None:

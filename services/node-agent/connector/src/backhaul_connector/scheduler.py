@@ -245,6 +245,7 @@ class SchedulerSide:
             block_size=self._block_size,
             block_count=self._kv_cache_config.num_blocks,
             tp_size=parallel.tensor_parallel_size,
+            kv_head_count=engine.divided_heads(self._config, self._kv_cache_config),
             ttl_s=float(transfer.get_from_extra_config("decoder_kv_blocks_ttl", 480)),
             lease_s=self._lease_s,
             recompute_threshold=int(transfer.get_from_extra_config("kv_recompute_threshold", 64)),

@@ -68,6 +68,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     block_size: int
     block_count: int
     tp_size: int
+    kv_head_count: int = 0
+    """KV heads that tensor-parallel ranks divide among them; 0 when unknown, or when they do not."""
     ttl_s: float
     """How long the engine keeps a finished turn's blocks (`decoder_kv_blocks_ttl`)."""
     lease_s: float

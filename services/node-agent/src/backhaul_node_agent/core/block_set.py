@@ -46,6 +46,7 @@ class EngineFacts:
 
     engine_id: str
     rank: int
+    """Data-parallel rank."""
     connector_version: str
     vllm_version: str
     weights_digest: str
@@ -60,3 +61,5 @@ class EngineFacts:
     """Why the engine cannot reuse blocks; empty when it can."""
     lease_s: float = 30.0
     """``kv_lease_duration``: a renewal keeps a set for two thirds of it."""
+    kv_head_count: int = 0
+    """KV heads that tensor-parallel ranks divide among them; 0 when unknown, or when they do not."""

@@ -2,7 +2,7 @@
 
 import ipaddress
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TypeVar
@@ -66,6 +66,9 @@ class EngineRecord:
 
     engine_id: str
     rank: int
+    """Data-parallel rank."""
+    place: int
+    """Which of the server's engines it is, as the server counts them."""
     compatibility_hash: str
     weights_digest: str
     block_size: int
@@ -79,6 +82,10 @@ class EngineRecord:
     """Whether fresh handles can be had for what the engine caches."""
     fenced: bool = False
     """Whether sets are behind a fence, where nobody else can find them."""
+    tp_size: int = 0
+    """Tensor-parallel size; 0 when unknown."""
+    kv_head_count: int = 0
+    """KV heads that tensor-parallel ranks divide among them; 0 when unknown, or when they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +115,25 @@ def node_record(
     weights_digest: str = "",
     second_chances: Iterable[str] = (),
     fenced: Iterable[str] = (),
+    ranks: Collection[int] = (),
 ) -> NodeRecord:
     """Puts the node's record together.
 
     `side_channels` is by rank, `connected` names the engines whose connector is connected; `purging` while pointers of
     an incarnation that is gone are still being removed. `draining` says how far a drain is; empty: there is none.
     `weights_digest` is what engines without the connector are said to have; `second_chances` names the engines for
-    which fresh handles can be had, `fenced` those with sets behind a fence.
+    which fresh handles can be had, `fenced` those with sets behind a fence. `ranks` are the server's as far as known.
     """
     known = {facts.rank: facts for facts in engines}
     there = frozenset(connected)
     offered, behind = frozenset(second_chances), frozenset(fenced)
+    places = {rank: place for place, rank in enumerate(sorted({*ranks, *known, *side_channels}))}
     records = [
-        _engine_record(rank, known.get(rank), side_channels.get(rank), server, there, advertised_host, weights_digest)
-        for rank in sorted(known.keys() | side_channels.keys())
+        _engine_record(
+            rank, place, known.get(rank), side_channels.get(rank), server, there, advertised_host, weights_digest
+        )
+        for rank, place in places.items()
+        if rank in known or rank in side_channels
     ]
     records = [replace(one, second_chance=one.engine_id in offered, fenced=one.engine_id in behind) for one in records]
     # A rank's port can be answered by an engine that is known under another rank.
@@ -159,6 +171,7 @@ def _engine_bytes(record: EngineRecord) -> int:
 
 def _engine_record(
     rank: int,
+    place: int,
     facts: EngineFacts | None,
     side: SideChannelFacts | None,
     server: ServerFacts,
@@ -171,6 +184,7 @@ def _engine_record(
         return EngineRecord(
             engine_id=side.engine_id,
             rank=rank,
+            place=place,
             compatibility_hash=side.compatibility_hash,
             weights_digest=weights_digest,
             block_size=side.block_size,
@@ -184,6 +198,7 @@ def _engine_record(
     return EngineRecord(
         engine_id=facts.engine_id,
         rank=rank,
+        place=place,
         compatibility_hash=same.compatibility_hash if same else "",
         weights_digest=facts.weights_digest,
         block_size=facts.block_size,
@@ -192,6 +207,8 @@ def _engine_record(
         connector_version=facts.connector_version,
         vllm_version=facts.vllm_version,
         reuse_problem=_reuse_problem(facts, connected, advertised_host),
+        tp_size=facts.tp_size,
+        kv_head_count=facts.kv_head_count,
     )
 
 

@@ -36,6 +36,8 @@ class Engine:
     vllm_version: str = ""
     second_chance: bool = False
     fenced: bool = False
+    tp_size: int = 0
+    kv_head_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

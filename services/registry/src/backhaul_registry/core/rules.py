@@ -118,7 +118,8 @@ def _check_engine(engine: Engine) -> None:
     check_text(engine.engine_id, "engine_id", required=True)
     for field in ("compatibility_hash", "weights_digest", "connector_version", "reuse_problem", "vllm_version"):
         check_text(getattr(engine, field), field)
-    if min(engine.rank, engine.block_size, engine.block_count, engine.retention_ttl_s) < 0:
+    numbers = (engine.rank, engine.block_size, engine.block_count, engine.tp_size, engine.kv_head_count)
+    if min(*numbers, engine.retention_ttl_s) < 0:
         raise InvalidArgumentError("NODE_INVALID", "numbers of an engine must not be negative", field="engines")
 
 

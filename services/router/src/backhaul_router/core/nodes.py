@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from backhaul_router.core.tensor_parallel import reads
+
 
 class Role(Enum):
     """What a node does."""
@@ -38,11 +40,15 @@ class Engine:
     fenced: bool = False
     """Whether it retains block sets to which no pointer leads yet, since its agent has started anew."""
     rank: int = 0
-    """Data-parallel rank."""
+    """Which of the server's engines it is, as the server counts them."""
     block_size: int = 0
     """Tokens per block; 0 when unknown."""
     block_count: int = 0
     """Blocks in its KV cache; 0 when unknown."""
+    tp_size: int = 0
+    """Tensor-parallel size; 0 when unknown."""
+    kv_head_count: int = 0
+    """KV heads that tensor-parallel ranks divide among them; 0 when unknown, or when they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +92,6 @@ class Node:
         return bool(self.engines) and not any(engine.connector_version for engine in self.engines)
 
     @property
-    def labelled(self) -> bool:
-        """Whether turns are named to the engines in vLLM's own way, so that their owner can give second chances.
-
-        Where block sets are retained the connector is told their names, and the owner knows them.
-        """
-        return not self.reuse and any(engine.second_chance for engine in self.engines)
-
-    @property
     def weights_digest(self) -> str:
         """The weights of the node's engines; empty when unknown."""
         return self.engines[0].weights_digest if self.engines else ""
@@ -102,8 +100,9 @@ class Node:
 def compatible(prefill: Node, decode: Node) -> bool:
     """Tells whether two nodes can exchange blocks, as far as is known.
 
-    Engines with different NIXL compatibility hashes or different weights never exchange. Nor does an engine with itself
-    (one server that two agents list, in both roles): vLLM fails a turn whose blocks are its own.
+    Engines with different NIXL compatibility hashes, weights or block sizes never exchange, nor do those whose
+    tensor-parallel sizes vLLM refuses. Nor does an engine with itself (one server that two agents list, in both roles):
+    vLLM fails a turn whose blocks are its own.
     """
     if prefill.engine_url == decode.engine_url:
         return False
@@ -125,16 +124,17 @@ def _serves(node: Node, role: Role, model: str) -> bool:
     return node.role is role and node.usable and model in node.models
 
 
-def _fit(one: Engine, other: Engine) -> bool:
-    distinct = one.engine_id != other.engine_id
+def _fit(prefill: Engine, decode: Engine) -> bool:
     return (
-        distinct
-        and _equal_if_known(one.compatibility_hash, other.compatibility_hash)
-        and _equal_if_known(one.weights_digest, other.weights_digest)
+        prefill.engine_id != decode.engine_id
+        and _equal_if_known(prefill.compatibility_hash, decode.compatibility_hash)
+        and _equal_if_known(prefill.weights_digest, decode.weights_digest)
+        and _equal_if_known(prefill.block_size, decode.block_size)
+        and reads(decode.tp_size, prefill.tp_size, prefill.kv_head_count or decode.kv_head_count)
     )
 
 
-def _equal_if_known(one: str, other: str) -> bool:
+def _equal_if_known(one: str | int, other: str | int) -> bool:
     return not one or not other or one == other
 
 

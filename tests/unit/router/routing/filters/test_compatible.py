@@ -16,6 +16,8 @@ FIT = [
     ({"compatibility_hash": ""}, True),
     ({"weights_digest": "x"}, False),
     ({"weights_digest": ""}, True),
+    ({"block_size": 32}, False),
+    ({"block_size": 0}, True),
     ({"engines": ()}, True),
     ({"engine_id": "p1-engine"}, False),
     ({"engine_url": "http://p1:2"}, False),
@@ -33,9 +35,34 @@ def test_a_hand_off_goes_to_engines_that_can_take_it(other: dict[str, Any], fits
 
 
 @pytest.mark.parametrize(("other", "fits"), [({"block_size": 32}, False), ({"block_size": 0}, True)])
-def test_blocks_of_another_size_do_not_fit(other: dict[str, Any], fits: bool) -> None:
-    assert bool(kept(Leg.DECODE, [target("d1", **other)], target("p1"))) is fits
+def test_blocks_of_another_size_are_not_read(other: dict[str, Any], fits: bool) -> None:
     assert bool(kept(Leg.READ, [target("p1", **other)], target("d1"))) is fits
+
+
+SIZES = [
+    # Prefill, decode and KV heads; whether decode can take what prefill hands off, and prefill read it back.
+    pytest.param(1, 1, 8, True, True, id="equal"),
+    pytest.param(8, 8, 4, True, True, id="equal, more ranks than heads"),
+    pytest.param(4, 1, 8, True, True, id="decode has fewer"),
+    pytest.param(1, 4, 8, True, True, id="decode has more"),
+    pytest.param(4, 6, 12, False, False, id="neither is a multiple"),
+    pytest.param(8, 2, 4, False, False, id="decode has fewer, prefill repeats heads"),
+    pytest.param(2, 8, 4, True, False, id="decode has more and repeats heads"),
+    pytest.param(2, 8, 0, True, True, id="heads not known, or not divided"),
+    pytest.param(0, 6, 4, True, True, id="size not known"),
+]
+
+
+@pytest.mark.parametrize(("prefill", "decode", "heads", "handed_off", "read_back"), SIZES)
+def test_engines_of_unequal_tensor_parallel_sizes_fit_where_vllm_lets_them(
+    prefill: int, decode: int, heads: int, handed_off: bool, read_back: bool
+) -> None:
+    p = target("p1", tp_size=prefill, kv_head_count=heads)
+    d = target("d1", tp_size=decode, kv_head_count=heads)
+    assert bool(kept(Leg.DECODE, [d], p)) is handed_off
+    assert bool(kept(Leg.PREFILL, [p], d)) is handed_off
+    assert bool(kept(Leg.READ, [p], d)) is read_back
+    assert compatible(p.node, d.node) is handed_off
 
 
 def test_a_hand_off_is_the_engines_own_matter_whatever_connectors_they_have() -> None:

@@ -1,22 +1,32 @@
 """Which engines can exchange blocks, as far as is known.
 
 Engines with different NIXL compatibility hashes (vLLM's `nixl/metadata.py`, `compute_nixl_compatibility_hash`:
-versions, model, dtypes, attention), different weights or different block sizes never exchange. Nor does an engine with
-itself (one server that two agents list, in both roles): vLLM fails a turn whose blocks are its own.
+versions, model, dtypes, attention), different weights or different block sizes never exchange. Nor do engines of
+tensor-parallel sizes that vLLM refuses when they shake hands, nor an engine with itself (one server that two
+agents list, in both roles): vLLM fails a turn whose blocks are its own.
 
 There are as many pairs as prefill times decode engines, but a handful of builds: those are compared.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+from backhaul_router.core.nodes import Role
 from backhaul_router.core.routing.demand import Demand, Leg
 from backhaul_router.core.routing.target import Target
+from backhaul_router.core.tensor_parallel import reads
 
-Build = tuple[str, str, int, str]
-"""What engines must have in common: compatibility hash, weights digest, block size, version of the connector. Empty, or
-0, is unknown, and fits everything. The version is left empty where no connector reads what the other one retained: a
-hand-off is vLLM's own."""
+
+class Build(NamedTuple):
+    """What tells which engines fit one another. Empty, or 0, is unknown, and fits everything."""
+
+    common: tuple[str, str, int, str]
+    """What both must have: compatibility hash, weights digest, block size, version of the connector. The version is
+    left empty where no connector reads what the other one retained: a hand-off is vLLM's own."""
+    role: Role
+    tp_size: int
+    kv_head_count: int
 
 
 def reuses(target: Target) -> bool:
@@ -53,7 +63,8 @@ class Partners:
     def _of_build(self, build: Build) -> Sequence[Target]:
         fitting = self._fitting.get(build)
         if fitting is None:
-            fitting = [partner for other, group in self._groups.items() if _fit(build, other) for partner in group]
+            builds = [other for other in self._groups if _fit(build, other, read=self._read)]
+            fitting = [partner for other in builds for partner in self._groups[other]]
             self._fitting[build] = fitting
         return fitting
 
@@ -65,15 +76,22 @@ def keep_compatible(targets: Iterable[Target], partners: Sequence[Target], *, re
 
 
 def _build_of(target: Target, read: bool) -> Build:
-    engine = target.engine
+    engine, role = target.engine, target.node.role
     if engine is None:
-        return "", "", 0, ""
+        return Build(("", "", 0, ""), role, 0, 0)
     version = engine.connector_version if read else ""
-    return engine.compatibility_hash, engine.weights_digest, engine.block_size, version
+    common = engine.compatibility_hash, engine.weights_digest, engine.block_size, version
+    return Build(common, role, engine.tp_size, engine.kv_head_count)
 
 
-def _fit(one: Build, other: Build) -> bool:
-    return all(not mine or not yours or mine == yours for mine, yours in zip(one, other, strict=True))
+def _fit(one: Build, other: Build, *, read: bool) -> bool:
+    if not all(not mine or not yours or mine == yours for mine, yours in zip(one.common, other.common, strict=True)):
+        return False
+    prefill, decode = (one, other) if one.role is Role.PREFILL else (other, one)
+    heads = one.kv_head_count or other.kv_head_count
+    handed_off = reads(decode.tp_size, prefill.tp_size, heads)
+    # What is read goes back with all that is computed beside it.
+    return handed_off and (not read or reads(prefill.tp_size, decode.tp_size, heads))
 
 
 def _distinct(one: Target, other: Target) -> bool:

@@ -28,13 +28,27 @@ class Target:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What a request must carry to get to this engine and no other one of its server."""
-        return {RANK_HEADER: str(self.engine.rank)} if self.engine and len(self.node.engines) > 1 else {}
+        """What a request must carry to get to this engine and no other one of its server.
+
+        Where blocks are held always: the server may have engines of which its node does not tell. One that has a single
+        engine takes rank 0 for it.
+        """
+        engine = self.engine
+        named = engine is not None and (bool(engine.connector_version) or len(self.node.engines) > 1)
+        return {RANK_HEADER: str(engine.rank)} if engine is not None and named else {}
 
     @property
     def reuse(self) -> bool:
         """Whether the engine verifies and retains block sets."""
         return self.engine is not None and self.engine.reuse and bool(self.engine.connector_version)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether turns are named to the engine in vLLM's own way, so that its owner can give second chances.
+
+        Where block sets are retained the connector is told their names, and the owner knows them.
+        """
+        return self.engine is not None and self.engine.second_chance and not self.reuse
 
     @property
     def weights_digest(self) -> str:
