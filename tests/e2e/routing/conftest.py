@@ -164,6 +164,18 @@ class Holders:
         eventually(lambda: len(found := self.sets(salt)) == 1 and found[0].block_set.set_id not in ids, within_s=SOON_S)
         return self.sets(salt)[0]
 
+    def settle(self, salt: str) -> None:
+        """Waits until no node holds more than one set of what was under a salt, nor any block besides."""
+
+        def settled() -> bool:
+            found = self.sets(salt)
+            blocks = {held.node: held.block_set.block_count for held in found}
+            return len(blocks) == len(found) and all(
+                owner.used() == blocks.get(name, 0) for name, owner in self._owners.items()
+            )
+
+        eventually(settled, within_s=SOON_S)
+
     def release_all(self) -> None:
         """Releases all sets, and waits until no decode engine that runs has a block in use."""
         running = [owner for name, owner in self._owners.items() if self._stack.process(name).running]

@@ -5,6 +5,7 @@ import random
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ def test_an_appended_turn_that_ends_by_a_stop_token_can_be_read_and_continued(
     older = holders.one_set(salt)
     body = {"prompt": second.text, "model": MODEL_NAME, "add_special_tokens": False}
     stop = engines[older.node].http.post("/tokenize", json=body).json()["tokens"][TOKENS // 2]
-    more = {"stop_token_ids": [stop], "min_tokens": 0}
+    more: dict[str, Any] = {"stop_token_ids": [stop], "min_tokens": 0}
     right = chats["cold"].cold(second.messages, tokens=TOKENS, **more)
 
     appended = chats["append"].send(second.messages, cache_salt=salt, tokens=TOKENS, **more)
@@ -71,7 +72,7 @@ def test_an_appended_turn_that_ends_by_a_stop_token_can_be_read_and_continued(
 
 
 @pytest.mark.parametrize("kind", BUT_ONE_REAL, indirect=True)
-def test_a_turn_that_is_sent_again_after_it_was_appended_is_right_and_held_once(
+def test_a_turn_that_is_sent_again_after_it_was_appended_is_right_and_no_node_holds_it_twice(
     chats: dict[str, Chat], holders: Holders
 ) -> None:
     salt = uuid.uuid4().hex
@@ -84,7 +85,8 @@ def test_a_turn_that_is_sent_again_after_it_was_appended_is_right_and_held_once(
     again = chats["append"].send(second.messages, cache_salt=salt, tokens=TOKENS)
 
     assert (appended.route, appended.text, again.text) == ("append", second.text, second.text)
-    eventually(lambda: len(holders.sets(salt)) >= 1, within_s=SOON_S)
+    # What it continues has gone: it may have been computed by the other node.
+    holders.settle(salt)
     last = chats["append"].send(third.messages, cache_salt=salt, tokens=TOKENS)
     assert (last.route, last.text) == ("append", third.text), newer
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from backhaul_local.stack import Stack
-from tests.e2e.routing.conftest import BUT_ONE_REAL, ONE_PREFILL, ROUTES, SOON_S, TOKENS, Holders, script
+from tests.e2e.routing.conftest import BUT_ONE_REAL, ONE_PREFILL, ROUTES, TOKENS, Holders, script
 from tests.e2e.stack.chat import Chat, Messages, answered, opening
-from tests.e2e.stack.conftest import eventually
 from tests.fakes.engine_pair import Engine
 
 pytestmark = pytest.mark.timeout(240)
@@ -184,13 +183,11 @@ def test_a_turn_is_appended_while_a_prefill_engine_reads_what_it_continues(
         )
 
     assert [(reply.status, reply.text) for reply in replies] == [(200, second.text)] * 2
-    assert replies[0].route in ("append", "cold"), replies[0].headers
-    # Whichever ended last.
-    held = holders.one_set(salt)
-    assert held.block_set.token_count >= second.text.count(" ")
-    eventually(lambda: holders[held.node].used() == held.block_set.block_count, within_s=SOON_S)
-    again = chats["append"].send(third.messages, cache_salt=salt, tokens=TOKENS)
-    assert (again.route, again.text) == ("append", third.text)
+    # Either may have come when the other had done with the set: then it is cold.
+    assert {reply.route for reply in replies} & {"append", "warm"}
+    holders.settle(salt)
+    last = chats["append"].send(third.messages, cache_salt=salt, tokens=TOKENS)
+    assert (last.route, last.text) == ("append", third.text)
 
 
 # The last one: the node stays dead.
@@ -215,6 +212,5 @@ def test_a_turn_whose_holder_dies_before_it_says_anything_is_repeated_cold_on_th
 
     assert (reply.status, reply.text) == (200, second.text), reply.raw
     assert (reply.route, reply.miss) == ("cold", "decode_failed")
-    newer = next(one for one in holders.sets(salt) if one.node != held.node)
     again = chats["append"].send(third.messages, cache_salt=salt, tokens=TOKENS)
-    assert (again.route, again.text) == ("append", third.text), newer
+    assert (again.route, again.text) == ("append", third.text)

@@ -3,7 +3,6 @@
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import httpx2
@@ -41,7 +40,7 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             decode=[EngineOptions(connector=False, ttl_s=TTL_S)],
             router_flags=ROUTER,
         )
-    with Stack(replace(options)) as stack:
+    with Stack(options) as stack:
         chat = Chat(stack.routers[0])
         eventually(lambda: chat.send(opening(), reuse=False, tokens=1).status == 200, within_s=60)
         chat.http.close()
