@@ -1,12 +1,14 @@
 """Environments are made once, made anew when something changed, and never left half made."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from backhaul_local.install import Environment, Installer
+from backhaul_local.install import Environment, Installer, lock
 from backhaul_local.processes import LocalError, Supervisor
 
 RECORD = "import pathlib, sys; f = pathlib.Path(sys.prefix).parent / 'runs'; f.open('a').write('x')"
@@ -79,3 +81,13 @@ def test_a_missing_pytorch_build_is_explained(installer: Installer, environment:
     command = ["-c", "raise SystemExit('ERROR: No matching distribution found for torch==2.13.0+cpu')"]
     with pytest.raises(LocalError, match="PIP_EXTRA_INDEX_URL"):
         installer.ensure(replace(environment, commands=[command]))
+
+
+def test_who_waits_for_another_installation_says_so_at_once(tmp_path: Path) -> None:
+    script = "import sys; from pathlib import Path; from backhaul_local.install import lock\n"
+    script += "with lock(Path(sys.argv[1])): print('mine', flush=True)"
+    with lock(tmp_path):
+        other = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "waiting for another make that installs into this checkout ...\n"
+    assert other.communicate(timeout=30)[0] == "mine\n"

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from backhaul_local.interrupts import end_with_parent, raise_on_signals
 from backhaul_local.processes import POLL_S, LocalError, Process, ProcessSpec, Supervisor
@@ -23,6 +24,7 @@ from backhaul_local.processes import POLL_S, LocalError, Process, ProcessSpec, S
 _STAMP = ".backhaul-stamp"
 _QUIET_S = 10
 """A step that says nothing for so long gets a line, so that people see that it lives."""
+_WAITING_S = 30
 
 _NOISE = re.compile(r"WARNING: Location '.*' is ignored")
 _SHOWN = re.compile(r"\s*(Downloading|Installing collected|ERROR|WARNING|error|fatal|note:)")
@@ -164,19 +166,34 @@ def _read(file: Path) -> str:
 
 
 @contextmanager
-def _lock(state: Path) -> Iterator[None]:
+def lock(state: Path) -> Iterator[None]:
     """Lets one installation at a time work on a checkout."""
     state.mkdir(parents=True, exist_ok=True)
-    with (state / "install.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with (state / "install.lock").open("w") as file:
+        _await(file)
         yield
+
+
+def _await(file: TextIO) -> None:
+    """Waits until nobody else holds a lock, and says so meanwhile."""
+    spoken = float("-inf")
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() - spoken >= _WAITING_S:
+                _say("waiting for another make that installs into this checkout ...")
+                spoken = time.monotonic()
+            time.sleep(POLL_S)
+        else:
+            return
 
 
 def install(root: Path, *, with_engines: bool = True) -> None:
     """Brings both environments up to date, or that of the services only. Raises LocalError when a command fails."""
     services, engines, connector = environments(root)
     logs = root / ".state" / "logs"
-    with _lock(root / ".state"), Supervisor(logs) as supervisor:
+    with lock(root / ".state"), Supervisor(logs) as supervisor:
         installer = Installer(supervisor)
         installer.ensure(services)
         if with_engines:
