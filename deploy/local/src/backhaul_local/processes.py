@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -191,8 +191,11 @@ class Supervisor:
         ready: Mapping[str, Callable[[], bool]],
         timeout_s: float,
         on_ready: Callable[[str], None] = lambda _: None,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         """Waits until all are ready, and tells ``on_ready`` each one's name at that moment.
+
+        ``on_wait`` is called between two looks.
 
         Raises LocalError with the end of a log when any process has ended by itself, or ``timeout_s`` passes.
         """
@@ -207,13 +210,20 @@ class Supervisor:
             self.check_all()
             if time.monotonic() > deadline:
                 raise self._failure(self._processes[next(iter(pending))], f"was not ready after {timeout_s:.0f} s")
+            on_wait()
             time.sleep(POLL_S)
 
-    def check_all(self) -> None:
-        """Raises LocalError with the end of its log when a process has ended and nobody here ended it."""
-        for process in self:
-            if not process.running and not process.ended_here:
+    def check_all(self, may_end: Collection[str] = ()) -> list[str]:
+        """Returns which of ``may_end`` have ended well: somebody else has told them to. Each is returned once.
+
+        Raises LocalError with the end of its log when any other process has ended and nobody here ended it.
+        """
+        ended = [process for process in self if not process.running and not process.ended_here]
+        for process in ended:
+            if process.exit_code or process.name not in may_end:
                 raise self._failure(process, f"ended with exit code {process.exit_code}")
+            self._finish(process)
+        return [process.name for process in ended]
 
     def _finish(self, process: Process) -> None:
         """Kills what is left of a group (the leader may have left children), reaps, and takes it from the guardian."""

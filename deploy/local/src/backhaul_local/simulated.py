@@ -19,6 +19,8 @@ class SimulatedEngine:
     """Whether it runs Backhaul's connector; else vLLM's own NixlConnector."""
     ranks: int = 1
     """Data-parallel ranks of the server."""
+    first_rank: int = 0
+    """The first of them, where other servers have the ranks before."""
     ttl_s: float = 60
     """How long blocks of a finished turn are kept."""
     lease_s: float = 180
@@ -27,6 +29,11 @@ class SimulatedEngine:
     """Added to the command line."""
     agent_flags: Sequence[str] = ()
     """Added to the command line of its agent."""
+
+    @property
+    def row(self) -> int:
+        """Ports that it needs in a row: rank n listens n ports above the one that it is given."""
+        return self.first_rank + self.ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,7 @@ def simulated_spec(place: EnginePlace, options: SimulatedEngine, ports: Simulate
         "port": str(place.http_port),
         "side-channel": f"{HOST}:{place.side_channel_port}",
         "ranks": str(options.ranks),
+        "first-rank": str(options.first_rank),
         "ttl-s": str(options.ttl_s),
         "lease-s": str(options.lease_s),
         "advertised-side-channel-port": str(ports.told_side_channel),

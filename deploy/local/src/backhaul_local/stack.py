@@ -25,6 +25,7 @@ from backhaul_local.simulated import SimulatedEngine, SimulatedPorts, nixl_stand
 _ENGINE_START_S = 300
 _SERVICE_START_S = 120
 _STOP_S = 15
+_LOOK_S = 0.5
 _WAITING = " (waiting for the engines)"
 
 
@@ -101,11 +102,22 @@ class Stack:
         """Folder with one log per process."""
         return self._options.state / "logs"
 
-    def watch(self) -> NoReturn:
-        """Waits for ever. Raises LocalError with the end of its log when a process ends."""
+    def watch(self, say: Callable[[str], None], *, restart_s: float = 20) -> NoReturn:
+        """Waits for ever, and starts agents again ``restart_s`` seconds after they were told to end, and did.
+
+        Tells ``say`` of both. Raises LocalError with the end of its log when any other process ends, or an agent fails.
+        """
+        agents = [node.agent for node in self.nodes]
+        due: dict[str, float] = {}
         while True:
-            self._supervisor.check_all()
-            time.sleep(1)
+            for name in self._supervisor.check_all(may_end=agents):
+                say(f"{name} has ended, as it was told to. Its engine goes on; {name} starts again in {restart_s:g} s.")
+                due[name] = time.monotonic() + restart_s
+            for name in [name for name, when in due.items() if when <= time.monotonic()]:
+                del due[name]
+                self._supervisor.restart(name)
+                say(f"{name} is started again.")
+            time.sleep(_LOOK_S)
 
     @property
     def process_names(self) -> list[str]:
@@ -201,14 +213,14 @@ class Stack:
 
     def _side_channel(self, engine: Engine, preferred: int) -> str:
         """Rank n of a server listens n ports above the first."""
-        if isinstance(engine, SimulatedEngine) and engine.ranks > 1:
-            return f"{HOST}:{self._ports.take_row(engine.ranks)}"
+        if isinstance(engine, SimulatedEngine) and engine.row > 1:
+            return f"{HOST}:{self._ports.take_row(engine.row)}"
         return self._address(preferred)
 
     def _kv_events(self, engine: Engine, preferred: int) -> str:
         """As with side channels, rank n of a server publishes n ports above the first."""
-        if isinstance(engine, SimulatedEngine) and engine.ranks > 1:
-            return f"{HOST}:{self._ports.take_row(engine.ranks)}"
+        if isinstance(engine, SimulatedEngine) and engine.row > 1:
+            return f"{HOST}:{self._ports.take_row(engine.row)}"
         return self._address(preferred)
 
     def _start_engines(self) -> None:
@@ -227,14 +239,14 @@ class Stack:
     def _engine_spec(self, place: EnginePlace, engine: Engine) -> ProcessSpec:
         if not isinstance(engine, SimulatedEngine):
             return engine_spec(place, engine)
-        return simulated_spec(place, engine, self._simulated_ports(place, engine.ranks))
+        return simulated_spec(place, engine, self._simulated_ports(place, engine.row))
 
-    def _simulated_ports(self, place: EnginePlace, ranks: int) -> SimulatedPorts:
+    def _simulated_ports(self, place: EnginePlace, row: int) -> SimulatedPorts:
         def told(source: str, target: str, port: int) -> int:
             # What is put between lies before rank 0: where there are several, they are reached directly.
-            return _port(self._options.network.between(source, target, f"{HOST}:{port}")) if ranks == 1 else port
+            return _port(self._options.network.between(source, target, f"{HOST}:{port}")) if row == 1 else port
 
-        memory, notifications = self._ports.take_row(ranks), self._ports.take_row(ranks)
+        memory, notifications = self._ports.take_row(row), self._ports.take_row(row)
         return SimulatedPorts(
             memory=memory,
             told_memory=told("engines", place.name, memory),
@@ -298,7 +310,7 @@ class Stack:
             self._service(node.agent, "backhaul-node-agent", flags, ready, _WAITING, _agent_env(node.engine))
 
     def _reached_side_channel(self, node: Node) -> str:
-        if isinstance(node.engine, SimulatedEngine) and node.engine.ranks > 1:
+        if isinstance(node.engine, SimulatedEngine) and node.engine.row > 1:
             return node.side_channel
         return self._options.network.between(node.agent, f"{node.name} side channel", node.side_channel)
 
@@ -347,7 +359,9 @@ class Stack:
 
     def _await(self, names: Sequence[str], timeout_s: float) -> None:
         ready = {name: self._ready[name] for name in names}
-        self._supervisor.wait_for_all(ready, timeout_s, lambda name: self._steps.end(self._labels[name]))
+        self._supervisor.wait_for_all(
+            ready, timeout_s, lambda name: self._steps.end(self._labels[name]), self._steps.waiting
+        )
 
     def _address(self, preferred: int) -> str:
         return f"{HOST}:{self._ports.take(preferred if self._options.default_ports else None)}"
