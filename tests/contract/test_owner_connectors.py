@@ -328,6 +328,25 @@ async def test_the_newest_agent_takes_the_path_and_keeps_it_when_the_older_one_e
             await connector.close()
 
 
+async def test_an_agent_that_gives_way_lets_its_connectors_go_to_the_next_one_and_never_takes_the_path_again(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "agent.sock"
+    connector = FakeConnector(path)
+    async with listening(path, FastClock()) as older:
+        await connector.connect()
+        await eventually(lambda: bool(older.of(ev.ReplayFinished)))
+        older.server.give_way()
+        async with listening(path) as newer:
+            await eventually(lambda: connector.cut)
+            await connector.close()
+            await connector.connect()
+            await eventually(lambda: bool(newer.of(ev.ReplayFinished)))
+            await connector.close()
+        await FastClock().sleep(20)
+        assert not path.exists()
+
+
 async def test_an_agent_takes_the_path_again_when_the_one_that_took_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     async with listening(path, FastClock()) as older:

@@ -139,3 +139,12 @@ async def test_a_drained_node_that_no_registry_answers_has_left_when_its_lease_h
         assert (await drain(node, 0)).phase == agent_pb2.DRAIN_PHASE_DRAINING
         await left(node)
         node.registry.answering.set()
+
+
+async def test_the_engine_of_a_node_that_has_left_may_have_another_agent(node: OwnerNode, tmp_path: Path) -> None:
+    await drain(node, 0.1)
+    await left(node)
+    assert not node.connector.cut
+    async with await asyncio.start_unix_server(lambda _, writer: writer.close(), tmp_path / "next.sock"):
+        (tmp_path / "next.sock").rename(node.connector.path)
+        await eventually(lambda: node.connector.cut, 10)

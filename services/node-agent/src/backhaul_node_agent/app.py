@@ -193,7 +193,7 @@ class App:
                 group.create_task(self._notifier.run()),
                 group.create_task(self._node_session.run(hear)),
                 group.create_task(probe.run(self._on_server, self._on_engine, self._harvest.on_engine, self._on_load)),
-                group.create_task(self._drain.run()),
+                group.create_task(self._leave()),
                 group.create_task(self._tick()),
             ]
             if events is not None:
@@ -203,6 +203,11 @@ class App:
             await self._wind_down(grpc_server)
             for task in tasks:
                 task.cancel()
+
+    async def _leave(self) -> None:
+        """Takes the node out of the directory when it is drained; its engine may then have another agent."""
+        await self._drain.run()
+        self._connectors.give_way()
 
     async def _wind_down(self, grpc_server: GrpcServer) -> None:
         """Drains the node, whose engine goes on. Every step has its limit."""

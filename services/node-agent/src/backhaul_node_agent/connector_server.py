@@ -5,7 +5,8 @@ pings, is closed: the connector comes back and replays all.
 
 The newest agent takes the socket's path, whether the one before it is dead or alive: who may grant is decided by the
 node key in the registry and by whom the connector is connected to, never by the file. Connections of an older agent
-that still lives stay with it until either side ends them; it takes the path again when nobody has it any more.
+that still lives stay with it until either side ends them, or its node has left the directory (`give_way`); while it
+has not, it takes the path again when nobody has it any more.
 """
 
 import asyncio
@@ -77,6 +78,7 @@ class ConnectorServer:
         self._sock: socket.socket | None = None
         self._inode = 0
         self._complaint = ""
+        self._gives_way = False
         # Per rank, what its engine had dropped when it last said so: a full queue ends the connection that overflowed.
         self._dropped: dict[int, tuple[str, int]] = {}
 
@@ -137,6 +139,13 @@ class ConnectorServer:
         for connection in self._connections.values():
             connection.close()
 
+    def give_way(self) -> None:
+        """Leaves the path, and all connectors, to the next agent that takes it: this one has nothing to grant any more.
+
+        Until one does, what is connected stays.
+        """
+        self._gives_way = True
+
     async def _retake_path(self) -> None:
         """Waits until nobody has the path and takes it: something removed the socket, or its newer owner has ended."""
         told = ""
@@ -144,6 +153,10 @@ class ConnectorServer:
             await self._clock.sleep(_SILENCE_S)
             inode = _inode(self._path)
             if inode == self._inode:
+                continue
+            if self._gives_way:
+                if inode:
+                    self.drop_connections()
                 continue
             problem = "another agent has taken it"
             if not inode:
