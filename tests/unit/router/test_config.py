@@ -1,7 +1,12 @@
+from pathlib import Path
+
 import pytest
+from structlog.testing import capture_logs
 
 from backhaul_common.config import load_config
 from backhaul_common.errors import InvalidArgumentError
+from backhaul_common.run import run_service
+from backhaul_router.app import running, serve
 from backhaul_router.config import Config
 
 
@@ -23,6 +28,11 @@ from backhaul_router.config import Config
         ("--registry", "a:1", "--body-limit", "512MiB"),
         ("--registry", "a:1", "--receive-timeout-s", "0"),
         ("--registry", "a:1", "--lame-duck-s", "-1"),
+        ("--registry", "a:1", "--routes", "cold,lukewarm"),
+        ("--registry", "a:1", "--routes", "warm,append"),
+        ("--registry", "a:1", "--routes", ""),
+        ("--registry", "a:1", "--prefer", "lukewarm"),
+        ("--registry", "a:1", "--routes", "cold,append", "--prefer", "warm"),
     ],
     ids=" ".join,
 )
@@ -36,6 +46,76 @@ def test_limits_that_contradict_each_other_are_named(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         load_config(Config, prog="backhaul-router", argv=("--registry", "a:1", "--body-limit", "512MiB"))
     assert "max_held must be at least body_limit (536870912 bytes)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--routes", "cold,lukewarm"), "there is no route 'lukewarm'; there are cold, warm, append"),
+        (("--routes", "warm"), "cold must be among them: it is what is left when nothing else works"),
+        (
+            ("--routes", "cold,append", "--prefer", "warm"),
+            "prefer is warm, which is not among the routes (cold, append)",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_routes_is_said(
+    argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        load_config(Config, prog="backhaul-router", argv=("--registry", "a:1", *argv))
+    assert message in capsys.readouterr().err
+
+
+def test_routes_come_from_flags_as_a_list() -> None:
+    argv = ("--registry", "a:1", "--routes", "cold,append", "--prefer", "append", "--explain")
+    config = load_config(Config, prog="backhaul-router", argv=argv)
+    assert (config.routes, config.prefer, config.explain) == (("cold", "append"), "append", True)
+
+
+def test_by_default_any_route_is_taken_and_nothing_is_explained() -> None:
+    config = Config(registry=("a:1",))
+    assert (config.routes, config.prefer, config.routing_file, config.explain) == (
+        ("cold", "warm", "append"),
+        "auto",
+        "",
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "text", "problem"),
+    [
+        ("routing_file", None, "No such file or directory"),
+        ("routing_file", "[limits]\nalone_token = 1", "limits.alone_token: there is no such setting"),
+        ("routing_file", "[limits]\nalone_tokens = -1", "limits.alone_tokens: expected `int` >= 0"),
+        ("routing_file", "[decode]\nfilters = ['idle']", "decode.filters: there is no 'idle'"),
+        ("routing_file", "[limits", "this is not TOML"),
+        ("routing_file", "\xff", "'utf-8' codec can't decode"),
+        ("tenants_file", "[tenants", ""),
+    ],
+)
+async def test_a_router_does_not_start_with_a_file_that_it_cannot_use_and_says_which(
+    tmp_path: Path, setting: str, text: str | None, problem: str
+) -> None:
+    path = tmp_path / "file.toml"
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidArgumentError) as caught:
+        async with running(Config.model_validate({"registry": ("a:1",), setting: str(path)})):
+            pytest.fail("it runs")
+    assert str(path) in str(caught.value)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", ["--routing-file", "--tenants-file"])
+def test_a_file_that_cannot_be_used_ends_the_process_with_an_error(flag: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.toml"
+    path.write_text("[unknown]")
+    config = load_config(Config, prog="backhaul-router", argv=("--registry", "a:1", flag, str(path)))
+    with capture_logs() as logs:
+        assert run_service(lambda stopping: serve(config, stopping)) == 1
+    assert [str(path) in line["error"] for line in logs if line["event"] == "service failed"] == [True]
 
 
 @pytest.mark.parametrize("files", [56, 64, 256, 1024, 4096])

@@ -1,18 +1,21 @@
 """What is counted."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from structlog.testing import capture_logs
 
 from backhaul_router.core.engines import Failure
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.queueing import TenantLimits
+from backhaul_router.core.turn import Route
+from backhaul_router.observing import observe_nodes
 from tests.fakes.clock import FakeClock
-from tests.unit.router.ports import Bench
+from tests.unit.router.ports import Bench, FakeStream, ready
 from tests.unit.router.test_admission import admission, refusal, running
 
 
@@ -34,6 +37,14 @@ def counted(reader: InMemoryMetricReader) -> dict[str, Any]:
             points = {tuple(sorted((p.attributes or {}).items())): _number(p) for p in metric.data.data_points}
             found[metric.name.removeprefix("backhaul.router.")] = points
     return found
+
+
+def points(reader: InMemoryMetricReader, name: str) -> Sequence[Any]:
+    """Returns the points of one metric."""
+    data = reader.get_metrics_data()
+    scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
+    [metric] = [one for scope in scopes for one in scope.metrics if one.name == f"backhaul.router.{name}"]
+    return metric.data.data_points
 
 
 def _number(point: Any) -> int:
@@ -58,6 +69,61 @@ async def test_routes_misses_tokens_and_times(reader: InMemoryMetricReader) -> N
     assert got["fallbacks"] == {(): 1}
     assert got["handoff"] == {(): 2}
     assert got["ttft"] == {(("route", "cold"),): 2, (("route", "warm"),): 1}
+    # Nothing was estimated for a turn in which something failed.
+    assert got["estimate_error"] == {(("route", "cold"),): 1, (("route", "warm"),): 1}
+
+
+async def test_a_turn_that_its_holder_serves_alone_has_a_route_of_its_own(reader: InMemoryMetricReader) -> None:
+    bench = Bench(prefer=Route.APPEND)
+    bench.publish("a")
+    await bench.chat("a", "b", "c")
+    got = counted(reader)
+    assert got["turns"] == {(("result", "ok"), ("route", "append")): 1}
+    assert "misses" not in got
+    for name in ("ttft", "estimate_error"):
+        assert got[name] == {(("route", "append"),): 1}
+
+
+async def test_an_estimate_is_held_against_the_time_until_the_first_byte(reader: InMemoryMetricReader) -> None:
+    bench = Bench(nodes=ready("d1"))
+
+    async def after_twice_as_long() -> FakeStream:
+        bench.clock.now += 2 * bench.live.costs.alone_s(("d1", "d1-engine"), computed=1)
+        return FakeStream()
+
+    bench.engines.decode_steps = [after_twice_as_long]
+    await bench.chat("a")
+    (point,) = points(reader, "estimate_error")
+    assert 1.9 < point.sum / point.count < 2.1
+
+
+async def test_the_first_byte_is_that_of_a_stream(reader: InMemoryMetricReader) -> None:
+    bench = Bench()
+
+    async def whole() -> FakeStream:
+        bench.clock.now += 0.25
+        return FakeStream(b"{}", headers={"content-type": "application/json"})
+
+    bench.engines.decode_steps = [whole]
+    with capture_logs() as logs:
+        await bench.chat("a", stream=False)
+        await bench.chat("a")
+    assert [(line["ttft_ms"], line["answer_ms"]) for line in logs if line["event"] == "turn"] == [
+        (None, 250),
+        (0, None),
+    ]
+    assert all(line["estimate_ms"] > 0 for line in logs if line["event"] == "turn")
+    got = counted(reader)
+    assert got["ttft"] == got["estimate_error"] == {(("route", "cold"),): 1}
+
+
+async def test_nodes_are_counted_by_how_they_are_used(reader: InMemoryMetricReader) -> None:
+    bench = Bench()
+    observe_nodes(bench.live.breakers)
+    bench.routing.follow({node.node_id for node in bench.table})
+    bench.live.breakers.failed(ready("d1")[0], Failure.REFUSED)
+    states = {"closed": 3, "open": 1, "half_open": 0, "starting": 0}
+    assert counted(reader)["nodes"] == {(("state", state),): count for state, count in states.items()}
 
 
 async def test_pairs_that_are_set_apart(reader: InMemoryMetricReader) -> None:
