@@ -92,12 +92,17 @@ class Estimator:
 
     def alone(self, demand: Demand, decode: Target) -> Estimate:
         """``decode`` computes the prompt, but for what it holds or has cached."""
-        computed = max(demand.token_count - self._had(demand, decode), 1)
+        computed = max(demand.token_count - self.had(demand, decode), 1)
         compute_s = self._costs.alone_s(decode.key, computed=computed)
         # What it costs to be answered there at all, a hand-off costs as well: nobody's answer waits for that.
         more_s = max(compute_s - self._costs.alone_s(decode.key, computed=0), 0.0)
         penalty_s = self._disturbance * self._answering(decode.key) * more_s
         return Estimate(self._wait_s(decode), compute_s, penalty_s=penalty_s)
+
+    def had(self, demand: Demand, target: Target) -> int:
+        """Returns the tokens of the prompt that a target has."""
+        held = demand.held_tokens if demand.held and demand.held.holder.key == target.key else 0
+        return max(held, self._prefixes.cached(target.key, demand.prefixes))
 
     def _over_two(self, demand: Demand, prefill: Target, decode: Target, *, held: int) -> Estimate:
         wait_s, prefill_s = self._wait_s(prefill), self._prefill_s(demand, prefill, held)
@@ -108,17 +113,12 @@ class Estimator:
 
     def _prefill_s(self, demand: Demand, target: Target, held: int) -> float:
         """``held``: tokens that it can read."""
-        cached = self._had(demand, target)
+        cached = self.had(demand, target)
         computed = max(demand.token_count - max(held, cached), 1)
         return self._costs.prefill_s(target.key, computed=computed, read=max(held - cached, 0))
 
     def _decode_s(self, demand: Demand, target: Target) -> float:
-        return self._costs.decode_s(target.key, moved=max(demand.token_count - self._had(demand, target), 0))
-
-    def _had(self, demand: Demand, target: Target) -> int:
-        """Returns the tokens of the prompt that a target has."""
-        held = demand.held_tokens if demand.held and demand.held.holder.key == target.key else 0
-        return max(held, self._prefixes.cached(target.key, demand.prefixes))
+        return self._costs.decode_s(target.key, moved=max(demand.token_count - self.had(demand, target), 0))
 
     # What is there already
 

@@ -195,13 +195,24 @@ class Planner:
 
     def _cold(self, demand: Demand, explanations: Explanations | None) -> list[Plan | NoWay]:
         over_two = self._over_two(demand, explanations)
-        short = demand.token_count <= self._limits.alone_tokens and self._policy.prefer is None
-        if not self._policy.decode_computes or not (short or over_two is None):
+        if not self._policy.decode_computes or (over_two and not self._may_be_short(demand)):
             return [over_two or NoWay(Route.COLD, self._missing(demand))]
         alone = self._decode_only(demand, explanations)
         if alone is None:
             return [over_two or NoWay(Route.COLD, misses.NO_DECODE)]
-        return [over_two, alone] if over_two else [replace(alone, fallback=True)]
+        if over_two is None:
+            return [replace(alone, fallback=True)]
+        lacks = demand.token_count - self._estimator.had(demand, alone.decode)
+        return [over_two, alone] if lacks <= self._limits.alone_tokens else [over_two]
+
+    def _may_be_short(self, demand: Demand) -> bool:
+        """Tells whether a decode engine may have to compute so little that it need not be left to a prefill engine.
+
+        What it has cached is a guess. Should it have nothing, it still does not compute more than a holder may.
+        """
+        limits = self._limits
+        most = limits.alone_tokens if demand.held else max(limits.alone_tokens, limits.append_tokens)
+        return self._policy.prefer is None and demand.token_count <= most
 
     def _over_two(self, demand: Demand, explanations: Explanations | None) -> Plan | None:
         prefills, decodes = self._targets(Role.PREFILL, demand.model), self._targets(Role.DECODE, demand.model)
