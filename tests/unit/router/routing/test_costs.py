@@ -66,10 +66,17 @@ def test_what_nobody_tried_costs_little(costs: Costs) -> None:
     assert costs.alone_s(A, computed=1000) == pytest.approx(0.02 + 0.05)
 
 
-def test_a_kind_of_leg_that_nobody_tried_costs_little_whatever_others_cost(costs: Costs, legs: Legs) -> None:
+def test_a_hand_off_that_nobody_tried_costs_little_whatever_prompts_cost(costs: Costs, legs: Legs) -> None:
     legs.run(A, 50, slow=10)
-    assert costs.alone_s(A, computed=1000) == pytest.approx(0.07)
     assert costs.decode_s(A, moved=2000) == pytest.approx(0.03)
+
+
+def test_a_decode_engine_that_nobody_left_alone_computes_like_others_and_answers_as_it_does(costs: Costs) -> None:
+    for count in (100, 4000, 300, 9000, 1000, 2000) * 5:
+        costs.note_prefill(A, computed=count, read=0, seconds=0.01 + count * 5e-4)
+        costs.note_decode(B, moved=count, seconds=0.2 + count * 1e-6)
+    assert costs.alone_s(B, computed=0) == pytest.approx(0.2, rel=0.15)
+    assert costs.alone_s(B, computed=1000) == pytest.approx(0.7, rel=0.15)
 
 
 @pytest.mark.parametrize("seconds", [10.0, 30.0, 300.0])

@@ -11,7 +11,9 @@ expected hardly counts, for it may be an accident; with the next one like it the
 of it before counts little.
 
 A target of which little is known costs what its peers do. What nobody knows costs little: so what nobody tried is
-tried.
+tried. A decode engine that is given no hand-off is taken to compute like prefill engines, and to begin its answers as
+it does after hand-offs, until it shows something else: of the few legs by which that would have to be learnt most are
+short, and too long ones would never be tried again.
 """
 
 from collections import OrderedDict
@@ -19,7 +21,7 @@ from collections.abc import Callable, Collection
 from math import isfinite, sqrt
 from typing import NamedTuple
 
-from backhaul_router.core.routing.fits import Fit, Prior, Reading, Spread, State, Triple, dot
+from backhaul_router.core.routing.fits import Centre, Covariance, Fit, Prior, Reading, Spread, State, Triple, dot
 from backhaul_router.core.routing.target import TargetKey
 
 PRIOR = Prior(0.02, 5e-5, 5e-6)
@@ -145,17 +147,35 @@ def _alike(one: Reading, other: Reading) -> bool:
     return dot(one.shares, other.shares) > _ALIKE * sqrt(dot(one.shares, one.shares) * dot(other.shares, other.shares))
 
 
+class _Alone:
+    """What a leg without a hand-off should cost: so much each as one with it, so much per token as a prefill leg."""
+
+    def __init__(self, *, decode: Fit, prefill: Fit) -> None:
+        self._decode = decode
+        self._prefill = prefill
+
+    def logs(self, now: float) -> Triple:
+        """Returns the logarithms of the parts."""
+        return self._decode.logs(now)[0], self._prefill.logs(now)[1], PRIOR.logs(now)[2]
+
+    @property
+    def covariance(self) -> Covariance:
+        """Returns how well they are known."""
+        return self._decode.covariance[0], 0.0, 0.0, self._prefill.covariance[3], 0.0, 0.0
+
+
 class _Kind:
     """What one kind of leg costs, on all targets."""
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    def __init__(self, monotonic: Callable[[], float], centre: Centre = PRIOR, spread: Spread = _GUESS) -> None:
         self._monotonic = monotonic
-        self._peers = Fit(PRIOR, PRIOR, _GUESS, noise=_PEERS_NOISE)
+        self.peers = Fit(PRIOR, centre, spread, noise=_PEERS_NOISE)
+        """What all targets show."""
         self._targets: OrderedDict[TargetKey, _Figures] = OrderedDict()
         self._typical: Triple = (1, 1000, 0)
 
     def expected_s(self, key: TargetKey, counts: Triple) -> float:
-        figures = self._targets.get(key, self._peers)
+        figures = self._targets.get(key, self.peers)
         return min(figures.expected_s(_bounded(counts), self._monotonic()), MAX_S)
 
     def typical_s(self, key: TargetKey) -> float:
@@ -176,7 +196,7 @@ class _Kind:
     def _figures(self, key: TargetKey) -> _Figures:
         figures = self._targets.get(key)
         if figures is None:
-            figures = self._targets[key] = _Figures(self._peers)
+            figures = self._targets[key] = _Figures(self.peers)
             if len(self._targets) > MAX_TARGETS:
                 self._targets.popitem(last=False)
         self._targets.move_to_end(key)
@@ -199,7 +219,7 @@ class Costs:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._prefill = _Kind(monotonic)
         self._decode = _Kind(monotonic)
-        self._alone = _Kind(monotonic)
+        self._alone = _Kind(monotonic, _Alone(decode=self._decode.peers, prefill=self._prefill.peers), _PEERS)
 
     def prefill_s(self, key: TargetKey, *, computed: int, read: int) -> float:
         """Returns what a prefill leg costs that computes and reads so many tokens."""
