@@ -118,7 +118,8 @@ class VirtualRouter:
         for target in filter(None, (plan.prefill, plan.decode)):
             self._routing.live.picked(target)
         if plan.prefill is not None:
-            yield from self._prefill(run, plan.prefill)
+            with self._routing.live.load.running(plan.decode):
+                yield from self._prefill(run, plan.prefill)
         yield from self._decode(run)
         self._held[asked.content.conversation] = plan.decode, asked.content.token_count + asked.answer_tokens - 1
 
