@@ -14,7 +14,7 @@ from tests.e2e.routing.conftest import BUT_ONE_REAL, ONE_PREFILL, ROUTES, TOKENS
 from tests.e2e.stack.chat import Chat, Messages, answered, opening
 from tests.fakes.engine_pair import Engine
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 QUESTIONS = ("And what came next?", "Where was it?", "Say more about the second point.", "Was that all?")
 LONG_QUESTION = "And then? " + opening(225)[1]["content"]
