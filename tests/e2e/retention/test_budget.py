@@ -52,7 +52,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         flags=[*sizes, "--block-count", str(BLOCKS), "--decode-step-s", "0.04"],
         agent_flags=["--retained-share", str(SHARE), "--pressure-mark", str(MARK)],
     )
-    with Stack(replace(options, decode=[short, small])) as stack:
+    router_flags = [*options.router_flags, "--prefer", "warm"]
+    with Stack(replace(options, decode=[short, small], router_flags=router_flags)) as stack:
         yield stack
 
 
