@@ -83,7 +83,7 @@ def _arm(arm: Arm, stack: Stack) -> tuple[Player, TurnLog]:
     """Starts an arm's router."""
     url = stack.add_router(_router_flags(arm))
     log = stack.process(f"router-{len(stack.routers)}").log
-    return Player(url=url, model=stack.model_name, name=arm.name), TurnLog(log)
+    return Player(url=url, model=stack.model_name), TurnLog(log)
 
 
 async def _play(
