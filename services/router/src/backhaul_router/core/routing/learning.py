@@ -10,7 +10,7 @@ from backhaul_router.core.routing.prefixes import Prefixes
 from backhaul_router.core.routing.target import Target
 from backhaul_router.core.routing.tokens import TokenRates
 
-_DISTINCT = 2.0
+_DISTINCT = 4.0
 """From how many times on one time can be told from another one."""
 
 
