@@ -129,7 +129,7 @@ class Load:
         return tuple(sorted(drawn, key=lambda conversation: conversation.arrival_s))
 
 
-_MIXED = {"chat": 0.7, "agent": 0.28, "document": 0.2}
+_MIXED = {"chat": 0.5, "agent": 0.2, "document": 0.14}
 
 LOADS: Mapping[str, Load] = {
     load.name: load
