@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from backhaul_router.core import misses
 from backhaul_router.core.nodes import Node, NodeTable, Role, same_weights
-from backhaul_router.core.routing.compatibility import keep_compatible, reuses, same_connector
+from backhaul_router.core.routing.compatibility import keep_compatible, same_connector
 from backhaul_router.core.routing.demand import Demand, Leg
 from backhaul_router.core.routing.estimates import Estimate, Estimator
 from backhaul_router.core.routing.explanation import ProfileExplanation
@@ -254,7 +254,7 @@ class Planner:
     def _unread(self, holder: Target, readers: Sequence[Target]) -> str:
         """Returns why nobody reads: nobody can, nobody verifies, or who would failed to a moment ago."""
         fitting = keep_compatible(readers, [holder], read=False)
-        verifying = [reader for reader in fitting if reuses(reader) and same_connector(reader, holder)]
+        verifying = [reader for reader in fitting if reader.reuse and same_connector(reader, holder)]
         if fitting and not verifying:
             return misses.NO_CONNECTOR
         return misses.PAIR_APART if keep_compatible(verifying, [holder], read=True) else misses.INCOMPATIBLE
