@@ -4,14 +4,14 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from backhaul_local.interrupts import end_with_parent, raise_on_signals
-from backhaul_local.processes import LocalError
+from backhaul_local.judged import run_judged
 from backhaul_local.progress import ConsoleSteps
 from benchmarks.routing.arms import ARMS
 from benchmarks.routing.loads import LOADS
@@ -88,22 +88,7 @@ def _run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 0 when the chosen routes were good enough on every load."""
     options = _parser().parse_args(argv)
-    end_with_parent()
-    raise_on_signals()
-    console = Console()
-    try:
-        report = _run(options, console)
-    except LocalError as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False)
-        return 2
-    except KeyboardInterrupt:
-        console.print("interrupted")
-        return 130
-    show(report, console)
-    found = problems(report)
-    for problem in found:
-        console.print(problem, style="bold red", markup=False, highlight=False)
-    return 1 if found else 0
+    return run_judged(partial(_run, options), show=show, problems=problems)
 
 
 if __name__ == "__main__":

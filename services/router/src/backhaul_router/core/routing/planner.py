@@ -13,6 +13,7 @@ from backhaul_router.core.routing.compatibility import keep_compatible, same_con
 from backhaul_router.core.routing.demand import Demand, Leg
 from backhaul_router.core.routing.estimates import Estimate, Estimator
 from backhaul_router.core.routing.explanation import ProfileExplanation
+from backhaul_router.core.routing.filters.role import ROLES
 from backhaul_router.core.routing.profile import Profile
 from backhaul_router.core.routing.settings import LimitSettings
 from backhaul_router.core.routing.target import Target, targets_of
@@ -248,8 +249,11 @@ class Planner:
     def _run(
         self, leg: Leg, demand: Demand, targets: Sequence[Target], explanations: Explanations | None
     ) -> Target | None:
-        explanation = None if explanations is None else explanations.setdefault(leg, ProfileExplanation())
-        return self._profiles[leg].run(demand, leg, targets, explanation)
+        if explanations is None:
+            return self._profiles[leg].run(demand, leg, targets)
+        # Whoever asks is told of all engines that do such work, those too of which the table knows that they cannot.
+        every = [*targets_of(node for node in self._table if node.role is ROLES[leg])]
+        return self._profiles[leg].run(demand, leg, every, explanations.setdefault(leg, ProfileExplanation()))
 
     def _unread(self, holder: Target, readers: Sequence[Target]) -> str:
         """Returns why nobody reads: nobody can, nobody verifies, or who would failed to a moment ago."""
