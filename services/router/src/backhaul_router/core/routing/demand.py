@@ -55,6 +55,10 @@ class Demand:
     """Engines of the other role with which blocks are to be exchanged: any one of them will do. For a leg with a known
     partner only that one."""
 
+    def held_by(self, target: Target) -> int:
+        """Returns the tokens of the prompt that an engine holds for certain; 0 for all but the holder."""
+        return self.held_tokens if self.held and self.held.holder.key == target.key else 0
+
     @property
     def held_tokens(self) -> int:
         """Tokens of the prompt that the holder has; 0 without one."""

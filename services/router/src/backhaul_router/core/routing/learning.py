@@ -47,15 +47,15 @@ class Learning:
 
     def decoded(self, target: Target, demand: Demand, *, seconds: float) -> None:
         """A decode engine that was handed the prompt's blocks began to answer after ``seconds``."""
-        moved = demand.token_count - self._there(target, demand)
+        moved = demand.token_count - self._prefixes.had(target, demand)
         self._costs.note_decode(target.key, moved=max(0, moved), seconds=seconds)
         self._prefixes.note(target, demand.prefixes)
 
     def appended(self, target: Target, demand: Demand, *, seconds: float) -> None:
         """A decode engine that was handed nothing began to answer after ``seconds`` of its own time."""
-        computed = _computed(demand.token_count, self._there(target, demand))
+        computed = _computed(demand.token_count, self._prefixes.had(target, demand))
         if self._had_lost(target, demand, computed, seconds):
-            held = _held(target, demand)
+            held = demand.held_by(target)
             self._prefixes.correct(target, demand.prefixes, local=held)
             computed = _computed(demand.token_count, held)
         self._costs.note_alone(target.key, computed=computed, seconds=seconds)
@@ -66,18 +66,11 @@ class Learning:
 
         Nobody counts for it, and what other routers send there takes room too.
         """
-        whole = _computed(demand.token_count, _held(target, demand))
+        whole = _computed(demand.token_count, demand.held_by(target))
         if whole == computed:
             return False
         short_s, long_s = (self._costs.alone_s(target.key, computed=count) for count in (computed, whole))
         return long_s > _DISTINCT * short_s and seconds * seconds > short_s * long_s
-
-    def _there(self, target: Target, demand: Demand) -> int:
-        return max(_held(target, demand), self._prefixes.cached(target.key, demand.prefixes))
-
-
-def _held(target: Target, demand: Demand) -> int:
-    return demand.held_tokens if demand.held and demand.held.holder.key == target.key else 0
 
 
 def _computed(token_count: int, had: int) -> int:
