@@ -96,11 +96,6 @@ class Node:
         """Whether the engines are known to run without Backhaul's connector."""
         return bool(self.engines) and not any(engine.connector_version for engine in self.engines)
 
-    @property
-    def weights_digest(self) -> str:
-        """The weights of the node's engines; empty when unknown."""
-        return self.engines[0].weights_digest if self.engines else ""
-
 
 def compatible(prefill: Node, decode: Node) -> bool:
     """Tells whether two nodes can exchange blocks, as far as is known.
