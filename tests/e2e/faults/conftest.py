@@ -22,7 +22,9 @@ def network() -> Iterator[BreakableNetwork]:
 @pytest.fixture(scope="module")
 def stack(network: BreakableNetwork, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Two of everything, three etcd members."""
-    options = cluster_options(tmp_path_factory.mktemp("s"), seed=SEED, routers=2, registries=2, network=network)
+    options = cluster_options(
+        tmp_path_factory.mktemp("s"), seed=SEED, prefer="warm", routers=2, registries=2, network=network
+    )
     with Stack(options) as stack:
         yield stack
 

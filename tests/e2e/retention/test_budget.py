@@ -38,6 +38,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     options = cluster_options(
         tmp_path_factory.mktemp("s"),
         seed=5,
+        prefer="warm",
         routers=1,
         registries=1,
         etcd_members=1,
@@ -52,8 +53,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         flags=[*sizes, "--block-count", str(BLOCKS), "--decode-step-s", "0.04"],
         agent_flags=["--retained-share", str(SHARE), "--pressure-mark", str(MARK)],
     )
-    router_flags = [*options.router_flags, "--prefer", "warm"]
-    with Stack(replace(options, decode=[short, small], router_flags=router_flags)) as stack:
+    with Stack(replace(options, decode=[short, small])) as stack:
         yield stack
 
 
