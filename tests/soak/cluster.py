@@ -1,5 +1,6 @@
 """The stack that a soak runs against: simulated engines with clocks of their own, several of everything."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -29,6 +30,7 @@ def cluster_options(
     warm_prefill_s: float = 5.0,
     max_retention_s: float = TTL_S,
     prefer: str = "auto",
+    router_flags: Sequence[str] = (),
     network: Network | None = None,
     etcd_quota_bytes: int = 0,
 ) -> StackOptions:
@@ -61,7 +63,10 @@ def cluster_options(
             *("--margin-s", "0.5", "--lease-margin-s", "0.5", "--max-retention-s", str(max_retention_s)),
         ],
         # More processes than cores: a lookup waits for one now and then.
-        router_flags=["--prefer", prefer, "--lookup-budget-s", "1", "--warm-prefill-timeout-s", str(warm_prefill_s)],
+        router_flags=[
+            *("--prefer", prefer, "--lookup-budget-s", "1", "--warm-prefill-timeout-s", str(warm_prefill_s)),
+            *router_flags,
+        ],
         network=network or DirectNetwork(),
     )
 
