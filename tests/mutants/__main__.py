@@ -55,9 +55,11 @@ def _source_folder(module: Path) -> Path:
 
 
 def _not_failing(mutant: Mutant, folder: Path) -> list[str]:
-    # The mutated package comes before the installed one, in engines that the tests start, too.
+    # The mutated package comes before the installed one, in engines that the tests start, too. Where CI is set pytest
+    # does not shorten what it says of failures, so that code that cannot run is always seen.
     environment = {
         **os.environ,
+        "CI": "true",
         "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{ROOT}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "BACKHAUL_HISTORIES": _HISTORIES,
@@ -90,14 +92,15 @@ def _options(mutant: Mutant) -> list[str]:
 def main(names: Sequence[str] = ()) -> int:
     """Runs all mutants, or those named; returns how many survive."""
     chosen = [mutant for mutant in all_mutants() if not names or mutant.name in names]
-    failures = 0
+    failures = []
     with ThreadPoolExecutor(2) as pool:
         for mutant, alive in zip(chosen, pool.map(survivors, chosen), strict=True):
-            failures += bool(alive)
-            sys.stdout.write(f"{'SURVIVES' if alive else 'killed  '} {mutant.name} {' '.join(alive)}\n")
+            line = f"{'SURVIVES' if alive else 'killed  '} {mutant.name} {' '.join(alive)}\n"
+            failures += [line] if alive else []
+            sys.stdout.write(line)
             sys.stdout.flush()
-    sys.stdout.write(f"{len(chosen) - failures} of {len(chosen)} mutants killed\n")
-    return failures
+    sys.stdout.write(f"{''.join(failures)}{len(chosen) - len(failures)} of {len(chosen)} mutants killed\n")
+    return len(failures)
 
 
 def _arguments() -> argparse.Namespace:

@@ -93,7 +93,7 @@ MUTANTS = (
         "claim-under-the-sets-name",
         _LOOKUPS,
         "request_id=str(uuid.uuid4()),",
-        "request_id=pointer.set_id,",
+        "request_id=found.pointer.set_id,",
         _lookups("test_every_claim_has_an_id_of_its_own"),
     ),
     Mutant(
