@@ -170,19 +170,46 @@ def test_one_slow_target_of_four_does_not_stand_for_all(costs: Costs, legs: Legs
     assert legs.factor(D) > 7
 
 
-def test_a_slow_target_that_gets_nothing_more_approaches_its_peers_again(costs: Costs, now: Now, legs: Legs) -> None:
+@pytest.mark.parametrize("legs_long", [5, 100, 5000])
+def test_what_a_target_has_shown_is_believed_for_as_long_as_it_was_so(legs_long: int, now: Now, legs: Legs) -> None:
+    for key in (A, B, C) * 10:
+        legs.run(key)
+    begun = now.value
+    legs.run(D, legs_long, slow=16)
+    half_life_s = min(max(now.value - begun, 10.0), HALF_LIFE_S)
+    learnt = now.value
+    after = []
+    for part in (0.0, 0.3, 1.0, 2.0):
+        while now.value < learnt + part * half_life_s:
+            now.value += half_life_s / 30
+            legs.run(A)
+        after.append(legs.factor(D))
+    assert after == pytest.approx([16, 13, 4, 1.2], rel=0.35)
+
+
+def test_one_leg_shows_that_a_target_is_as_slow_as_ever(now: Now, legs: Legs) -> None:
     for key in (A, B, C) * 10:
         legs.run(key)
     legs.run(D, 10, slow=16)
-    after = []
-    for _ in range(4):
-        after.append(legs.factor(D))
-        until = now.value + HALF_LIFE_S
-        while now.value < until:
-            now.value += 10
-            legs.run(A)
-    assert after == pytest.approx([16, 4, 2, math.sqrt(2)], rel=0.35)
-    assert after == sorted(after, reverse=True)
+    for _ in range(60):
+        now.value += 1
+        legs.run(A)
+    assert legs.factor(D) < 1.5
+    legs.run(D, slow=16)
+    assert legs.factor(D) > 10
+    now.value += 40
+    assert legs.factor(D) > 7
+
+
+def test_a_target_that_was_slow_for_a_moment_is_known_as_fast_after_few_legs(now: Now, legs: Legs) -> None:
+    for key in (A, B, C, D) * 10:
+        legs.run(key)
+    legs.run(D, 3, slow=25)
+    assert legs.factor(D) > 10
+    now.value += 30
+    assert legs.factor(D) < 3
+    legs.run(D, 3)
+    assert legs.factor(D) == pytest.approx(1, rel=0.35)
 
 
 def test_where_nobody_has_run_a_leg_for_long_it_costs_little_again(costs: Costs, now: Now, legs: Legs) -> None:

@@ -85,7 +85,7 @@ def test_a_piece_says_more_when_little_is_known(fit: Fit) -> None:
 def test_a_piece_says_more_again_once_it_is_known_that_the_work_has_changed(fit: Fit) -> None:
     for _ in range(50):
         teach(fit, (1, 0, 0), 0.01)
-    fit.loosen(WIDE)
+    fit.loosen(WIDE, 0.0)
     teach(fit, (1, 0, 0), 0.1)
     assert fit.expected_s((1, 0, 0), 0.0) == pytest.approx(0.1, rel=0.1)
 

@@ -10,10 +10,12 @@ step and the others with none: they are taken as one piece of work. A single leg
 expected hardly counts, for it may be an accident; with the next one like it the target has changed, and what was learnt
 of it before counts little.
 
-A target of which little is known costs what its peers do. What nobody knows costs little: so what nobody tried is
-tried. A decode engine that is given no hand-off is taken to compute like prefill engines, and to begin its answers as
-it does after hand-offs, until it shows something else: of the few legs by which that would have to be learnt most are
-short, and too long ones would never be tried again.
+A target of which little is known costs what its peers do. So does one that was different for a moment only, soon after:
+a slow one is given nothing, and would never show that it is well again. What was so for long is believed for long, and
+the first leg that shows it still so brings it back. What nobody knows costs little: so what nobody tried is tried. A
+decode engine that is given no hand-off is taken to compute like prefill engines, and to begin its answers as it does
+after hand-offs, until it shows something else: of the few legs by which that would have to be learnt most are short,
+and too long ones would never be tried again.
 """
 
 from collections import OrderedDict
@@ -60,6 +62,9 @@ _UNFIT = 2.5
 _UNFIT_COUNTS = 0.4
 """What it then counts, were it ever so far off."""
 
+_LEAST_HALF_LIFE_S = 10.0
+"""Half-life of what a target has shown for a moment only, seconds."""
+
 _STEP_S, _TAIL = 0.01, 0.25
 """Legs of one step are noted within this time, seconds, and all but the first take less than this part of what was
 expected of them."""
@@ -97,7 +102,7 @@ class _Figures:
     """What one kind of leg costs on one target."""
 
     def __init__(self, peers: Fit) -> None:
-        self._fit = Fit(PRIOR, peers, _PEERS, noise=_NOISE)
+        self._fit = Fit(PRIOR, peers, _PEERS, noise=_NOISE, least_half_life_s=_LEAST_HALF_LIFE_S)
         self._peers = peers
         self._suspect: _Suspect | None = None
         self._last: _Noted | None = None
@@ -128,12 +133,14 @@ class _Figures:
 
     def _learn(self, piece: _Piece, now: float) -> None:
         reading = self._fit.read(*piece, now)
-        if abs(reading.surprise) <= min(_UNFIT * sqrt(reading.variance + reading.state.noise), _MOST):
+        if not _fits(reading) and _fits(remembered := self._fit.remember(*piece, now)):
+            reading = remembered
+        if _fits(reading):
             if self._suspect is not None and _alike(reading, self._suspect.reading):
                 self._suspect = None
             self._fit.learn(reading, reading.surprise)
         elif self._suspect is not None and self._suspect.reading.surprise * reading.surprise > 0:
-            self._fit.loosen(_CHANGE)
+            self._fit.loosen(_CHANGE, now)
             for one in (self._suspect.piece, piece):
                 reading = self._fit.read(*one, now)
                 self._fit.learn(reading, reading.surprise)
@@ -141,6 +148,10 @@ class _Figures:
         else:
             self._suspect = _Suspect(piece, reading)
             self._fit.learn(reading, min(max(reading.surprise, -_UNFIT_COUNTS), _UNFIT_COUNTS))
+
+
+def _fits(reading: Reading) -> bool:
+    return abs(reading.surprise) <= min(_UNFIT * sqrt(reading.variance + reading.state.noise), _MOST)
 
 
 def _alike(one: Reading, other: Reading) -> bool:

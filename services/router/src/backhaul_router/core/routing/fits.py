@@ -7,11 +7,11 @@ feeds, end where the centre is. How far pieces are from the sum of their parts i
 """
 
 from dataclasses import dataclass
-from math import exp, inf, log
+from math import exp, exp2, inf, log
 from typing import NamedTuple, Protocol
 
 HALF_LIFE_S = 300.0
-"""Time without pieces after which half of the distance to the centre is left (of logarithms), seconds."""
+"""The longest time without pieces after which half of the distance to the centre is left (of logarithms), seconds."""
 
 _HALF_LIFE_PIECES = 300
 """The same in pieces, for parts of which they do not tell."""
@@ -91,6 +91,9 @@ class State(NamedTuple):
     noise: float
     """How far pieces are from the sum of their parts; variance of the logarithm."""
     at: float
+    """Of the last piece."""
+    since: float
+    """Of the first one since the work last changed."""
 
 
 class Reading(NamedTuple):
@@ -111,13 +114,20 @@ class Reading(NamedTuple):
 class Fit:
     """The parts of one kind of work."""
 
-    def __init__(self, prior: Prior, centre: Centre, spread: Spread, *, noise: float) -> None:
-        """``spread`` is about ``centre``; ``noise`` is the least that there is, as a standard deviation."""
+    def __init__(
+        self, prior: Prior, centre: Centre, spread: Spread, *, noise: float, least_half_life_s: float = HALF_LIFE_S
+    ) -> None:
+        """``spread`` is about ``centre``; ``noise`` is the least that there is, as a standard deviation.
+
+        What has been so for a while is taken to stay so for as long: that is the half-life, within
+        ``least_half_life_s`` and `HALF_LIFE_S`.
+        """
         self._prior = prior
         self._centre = centre
         self._spread = spread.covariance
         self._noise = noise**2
-        self.state = State(centre.logs(0.0), self._spread, self._noise, -inf)
+        self._least_half_life_s = least_half_life_s
+        self.state = State(centre.logs(0.0), self._spread, self._noise, at=-inf, since=inf)
 
     @property
     def covariance(self) -> Covariance:
@@ -126,7 +136,7 @@ class Fit:
 
     def logs(self, now: float) -> Triple:
         """Returns the logarithms of the parts."""
-        return self._faded(0.5 ** ((now - self.state.at) / HALF_LIFE_S), now)
+        return self._faded(self._kept(now), now)
 
     def expected_s(self, counts: Triple, now: float) -> float:
         """Returns what a piece of work should take, seconds."""
@@ -139,19 +149,25 @@ class Fit:
 
     def read(self, counts: Triple, seconds: float, now: float) -> Reading:
         """Holds a piece of work against what was expected of it. Nothing is learnt yet."""
-        kept = 0.5 ** ((now - self.state.at) / HALF_LIFE_S + 1 / _HALF_LIFE_PIECES)
+        return self._read(counts, seconds, now, self._kept(now) * 0.5 ** (1 / _HALF_LIFE_PIECES))
+
+    def remember(self, counts: Triple, seconds: float, now: float) -> Reading:
+        """Holds it against what would be expected had nothing faded since the last piece. Nothing is learnt yet."""
+        return self._read(counts, seconds, now, 1.0)
+
+    def _read(self, counts: Triple, seconds: float, now: float, kept: float) -> Reading:
         x, y, z = logs = self._faded(kept, now)
         covariance = self._grown(kept)
         i, j, k = exp(x) * counts[0], exp(y) * counts[1], exp(z) * counts[2]
         expected = i + j + k
         shares = i / expected, j / expected, k / expected
         pull = _times(covariance, shares)
-        state = State(logs, covariance, self.state.noise, now)
+        state = State(logs, covariance, self.state.noise, now, min(self.state.since, now))
         return Reading(state, shares, pull, dot(pull, shares), log(seconds / expected))
 
     def learn(self, reading: Reading, surprise: float) -> None:
         """Learns from a piece, as though it had been this much of a surprise."""
-        (x, y, z), covariance, noise, at = reading.state
+        (x, y, z), covariance, noise, at, since = reading.state
         i, j, k = reading.pull
         weight = 1 / (reading.variance + noise)
         step = weight * surprise
@@ -159,13 +175,19 @@ class Fit:
         told = i * i, i * j, i * k, j * j, j * k, k * k
         a, b, c, d, e, f = [value - weight * part for value, part in zip(covariance, told, strict=True)]
         noise += _NOISE_WEIGHT * (min(reading.surprise**2, 1.0) - reading.variance - noise)
-        self.state = State(logs, (a, b, c, d, e, f), min(max(noise, self._noise), max(_MOST_NOISE, self._noise)), at)
+        noise = min(max(noise, self._noise), max(_MOST_NOISE, self._noise))
+        self.state = State(logs, (a, b, c, d, e, f), noise, at, since)
 
-    def loosen(self, spread: Spread) -> None:
+    def loosen(self, spread: Spread, now: float) -> None:
         """What was learnt holds less: the work has changed."""
-        logs, covariance, noise, at = self.state
+        logs, covariance, noise, at, _ = self.state
         a, b, c, d, e, f = [value + more for value, more in zip(covariance, spread.covariance, strict=True)]
-        self.state = State(logs, (a, b, c, d, e, f), noise, at)
+        self.state = State(logs, (a, b, c, d, e, f), noise, at, since=now)
+
+    def _kept(self, now: float) -> float:
+        """Returns the part of the distance to the centre that is left: nearly all at first, then soon hardly any."""
+        half_life_s = min(max(self.state.at - self.state.since, self._least_half_life_s), HALF_LIFE_S)
+        return exp2(-(((now - self.state.at) / half_life_s) ** 2))
 
     def _faded(self, kept: float, now: float) -> Triple:
         x, y, z = self.state.logs
