@@ -35,7 +35,8 @@ def stack(network: BreakableNetwork, tmp_path_factory: pytest.TempPathFactory) -
         prefer="warm",
         routers=2,
         registries=2,
-        router_flags=["--routing-file", str(state / "routing.toml")],
+        # Without time to say so, a router that stops closes connections on which a client is just about to ask.
+        router_flags=["--routing-file", str(state / "routing.toml"), "--lame-duck-s", "2"],
         network=network,
     )
     with Stack(options) as stack:
