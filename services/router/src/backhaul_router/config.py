@@ -25,6 +25,8 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     """host:port of the OpenAI HTTP API (IPv6 in brackets)"""
     listen_grpc: Address = "127.0.0.1:8081"
     """host:port of the gRPC API"""
+    listen_ext_proc: Address | Literal[""] = ""
+    """host:port of the endpoint picker for Envoy (see docs/envoy.md); empty: none"""
     registry: Addresses
     """host:port of each registry replica, comma-separated"""
     lookup_budget_s: float = Field(default=0.05, gt=0, le=1)
