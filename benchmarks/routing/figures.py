@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from statistics import fmean
 
+from benchmarks.routing.turn_log import Estimated
+
 _RESAMPLES = 2_000
 _TAIL = 0.025
 
@@ -33,6 +35,15 @@ class ArmFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """How far times to the first token were from their estimates; seconds."""
+
+    mean_s: float
+    """Positive: they took longer."""
+    mean_absolute_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
     """Mean time to first token of the chosen routes, over that of a fixed policy."""
 
@@ -53,6 +64,12 @@ def figures_of(turns: Sequence[Timed]) -> ArmFigures:
         p95_ttft_s=times[int(0.95 * len(times))],
         routes={route: count / len(times) for route, count in routes.most_common()},
     )
+
+
+def errors_of(turns: Sequence[Estimated]) -> Errors:
+    """Returns the errors of at least one estimate."""
+    errors = [turn.ttft_s - turn.estimate_s for turn in turns]
+    return Errors(mean_s=fmean(errors), mean_absolute_s=fmean(map(abs, errors)))
 
 
 def ratio_of(chosen: Sequence[Timed], fixed: Sequence[Timed], *, seed: str = "") -> Ratio:

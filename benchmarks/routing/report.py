@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.routing.arms import CHOSEN
-from benchmarks.routing.figures import figures_of, ratio_of
+from benchmarks.routing.figures import errors_of, figures_of, ratio_of
 from benchmarks.routing.machine import description
 from benchmarks.routing.run import Plan, Results, Seen
 
@@ -57,6 +57,7 @@ def _arm(seen: Seen) -> dict[str, Any]:
     own, all_of_it = (fmean(shares) for shares in zip(*seen.cpu, strict=True))
     return {
         **asdict(figures_of(seen.turns)),
+        "estimate_errors": asdict(errors_of(seen.estimates)) if seen.estimates else None,
         "failures": dict(Counter(seen.failures).most_common()),
         "wrong_texts": seen.wrong_count,
         "cpu_share": own,
@@ -92,7 +93,7 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     loads = report["loads"]
     names = list(next(iter(loads.values()))["arms"])
     table = Table(title=f"Mean time to first token, ms; seed {report['seed']}, {report['machine']}")
-    for column in ("load", "turns", *names, "to the best fixed", "95 %", "routes taken", "CPU"):
+    for column in ("load", "turns", *names, "to the best fixed", "95 %", "estimates off by", "routes taken", "CPU"):
         table.add_column(column, justify="left" if column in ("load", "routes taken") else "right")
     for load, of_load in loads.items():
         table.add_row(load, *_cells(of_load, names))
@@ -108,9 +109,14 @@ def _cells(of_load: Mapping[str, Any], names: list[str]) -> list[str]:
         *(f"{1000 * arms[name]['mean_ttft_s']:.0f}" for name in names),
         f"{ratio['value']:.3f}" if ratio else "-",
         f"{ratio['low']:.3f}-{ratio['high']:.3f}" if ratio else "-",
+        _off_by(chosen["estimate_errors"]),
         ", ".join(f"{route} {share:.0%}" for route, share in chosen["routes"].items()),
         f"{max(arm['machine_cpu_share'] for arm in arms.values()):.0%}",
     ]
+
+
+def _off_by(errors: Mapping[str, float] | None) -> str:
+    return f"{1000 * errors['mean_absolute_s']:.0f} ({1000 * errors['mean_s']:+.0f})" if errors else "-"
 
 
 def save(report: Mapping[str, Any], path: Path) -> None:

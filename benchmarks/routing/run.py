@@ -16,6 +16,7 @@ from benchmarks.routing.figures import Timed
 from benchmarks.routing.loads import LOADS, Load
 from benchmarks.routing.machine import CpuMeter
 from benchmarks.routing.player import Played, Player
+from benchmarks.routing.turn_log import Estimated, TurnLog
 
 _TTL_S = 480.0
 _LOOKUP_BUDGET_S = 0.25
@@ -45,6 +46,7 @@ class Seen:
     turns: list[Timed] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     wrong_count: int = 0
+    estimates: list[Estimated] = field(default_factory=list)
     cpu: list[tuple[float, float]] = field(default_factory=list)
     """For each block: share of the cores that the run used, and that all used."""
 
@@ -71,28 +73,42 @@ def run(plan: Plan, state: Path, steps: Steps, on_block: OnBlock) -> Results:
     results = {(load, arm.name): Seen() for load in plan.loads for arm in plan.arms}
     for cluster in dict.fromkeys(LOADS[name].cluster for name in plan.loads):
         with Stack(_stack_options(CLUSTERS[cluster], state / cluster), steps) as stack:
-            urls = {arm.name: stack.add_router(_router_flags(arm)) for arm in plan.arms}
-            asyncio.run(_play(plan, cluster, stack, urls, results, on_block))
+            arms = {arm.name: _arm(arm, stack) for arm in plan.arms}
+            asyncio.run(_play(plan, cluster, stack, arms, results, on_block))
     return results
 
 
+def _arm(arm: Arm, stack: Stack) -> tuple[Player, TurnLog]:
+    """Starts an arm's router."""
+    url = stack.add_router(_router_flags(arm))
+    log = stack.process(f"router-{len(stack.routers)}").log
+    return Player(url=url, model=stack.model_name, name=arm.name), TurnLog(log)
+
+
 async def _play(
-    plan: Plan, cluster: str, stack: Stack, urls: Mapping[str, str], results: Results, on_block: OnBlock
+    plan: Plan,
+    cluster: str,
+    stack: Stack,
+    arms: Mapping[str, tuple[Player, TurnLog]],
+    results: Results,
+    on_block: OnBlock,
 ) -> None:
     model = Model()
-    players = {arm: Player(url=url, model=stack.model_name, name=arm) for arm, url in urls.items()}
-    for arm, player in players.items():
+    for arm, (player, log) in arms.items():
         # Engines that have never met shake hands first, which belongs to no load.
         load = _WARM_UP.conversations(f"{plan.seed} {cluster}", duration_s=_WARM_UP_S)
         await player.play(load, f"warm-up-{arm}")
+        log.turns()
     pids = [stack.process(name).pid for name in stack.process_names]
     for name, number, arm in _blocks(plan, cluster):
+        player, log = arms[arm]
         load = LOADS[name].conversations(f"{plan.seed} {number}", duration_s=plan.duration_s)
         meter = CpuMeter(pids)
-        played = await players[arm].play(load, f"{name}-{number}-{arm}")
+        played = await player.play(load, f"{name}-{number}-{arm}")
         seen = results[name, arm]
         seen.cpu.append(meter.shares())
         seen.take(str(number), played, model)
+        seen.estimates += log.turns()
         on_block(name, arm, seen)
 
 

@@ -15,7 +15,7 @@ from tests.e2e.stack.chat import Chat, answered
 from tests.e2e.stack.conftest import eventually
 from tests.fakes.engine_pair import COLD, Engine
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 QUESTION = "And what came next?"
 VOCABULARY = range(300, 1000)

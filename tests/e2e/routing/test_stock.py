@@ -17,7 +17,7 @@ from tests.e2e.stack.chat import Chat, opening
 from tests.e2e.stack.conftest import eventually
 from tests.engine_fixtures import REAL
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 TTL_S = 3.0
 LIMITS = {"auto": "alone_tokens = 400", "append": "alone_tokens = 0"}

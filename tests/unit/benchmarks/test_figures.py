@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.routing.figures import Timed, figures_of, ratio_of
+from benchmarks.routing.figures import Timed, errors_of, figures_of, ratio_of
+from benchmarks.routing.turn_log import Estimated
 
 
 def turns(**times: list[float]) -> list[Timed]:
@@ -46,3 +47,8 @@ def test_only_conversations_of_both_arms_count() -> None:
 def test_the_same_seed_gives_the_same_interval() -> None:
     ours, theirs = turns(a=[0.1], b=[0.3], c=[0.2]), turns(a=[0.2], b=[0.3], c=[0.4])
     assert ratio_of(ours, theirs, seed="x") == ratio_of(ours, theirs, seed="x")
+
+
+def test_estimates_are_off_by_what_turns_took_more() -> None:
+    errors = errors_of([Estimated(estimate_s=0.1, ttft_s=0.3), Estimated(estimate_s=0.2, ttft_s=0.1)])
+    assert (errors.mean_s, errors.mean_absolute_s) == pytest.approx((0.05, 0.15))

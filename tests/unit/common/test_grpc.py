@@ -197,7 +197,9 @@ async def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_a_taken_port_is_refused() -> None:
     async with serving() as (server, _):
         second = GrpcServer(address=f"127.0.0.1:{server.port}", service_names=())
-        with pytest.raises(errors.UnavailableError, match=f"cannot listen on 127.0.0.1:{server.port}: Address already"):
+        with pytest.raises(
+            errors.UnavailableError, match=f"cannot listen on 127.0.0.1:{server.port}: Address already in use \\("
+        ):
             await second.__aenter__()
         await second.stop(0)
 

@@ -32,6 +32,46 @@ def test_it_prints_a_line_for_each_policy_and_says_what_the_bound_is(
     assert "linear relaxation" in shown
 
 
+def test_it_says_what_is_played_on_what(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(trace), "--block-size", "64", "--block-count", "100"]) == 0
+    shown = capsys.readouterr().out
+    assert f"Trace:  {trace}; 2 conversations of 3 turns, 60 s until the last arrival\n" in shown
+    assert "Engine: 100 blocks of 64 tokens; per second 20,000 tokens computed, 400,000 read" in shown
+
+
+def test_turns_that_are_left_out_and_a_draw_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, TURNS[:2])))
+    for flags in ([], ["--json"]):
+        assert main([str(path), *flags]) == 0
+        shown = capsys.readouterr()
+        said = shown.err if flags else shown.out
+        assert "2 of 2 turns are left out" in said
+        assert "benefit saves no more than lru here" in said
+
+
+def test_tokens_saved_by_pins_and_by_second_chances_are_added_up(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(trace), "--block-size", "64", "--block-count", "30", "--retained-share", "0"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("benefit + cached")]
+    pinned, cached, both = line.split()[5:8]
+    assert (pinned, cached, both) == ("0", "960", "960")
+
+
+def test_gaps_are_learnt_on_a_drawn_trace_only(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(trace), "--learn-seed", "1"]) == 2
+    assert "--learn-seed is for drawn traces" in capsys.readouterr().err
+
+
+def test_it_says_what_is_at_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "--decode-step-s DECODE_STEP_S seconds between two tokens of an answer (0.02)" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 def test_it_says_what_it_is_at_apart_from_what_it_prints(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(trace), "--json"]) == 0
     shown = capsys.readouterr()

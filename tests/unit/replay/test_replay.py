@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from backhaul_node_agent.core.retention.gaps import Gaps
 from backhaul_replay.agent import Budget
 from backhaul_replay.hardware import Hardware
 from backhaul_replay.policies import Contender, contenders
@@ -128,6 +129,12 @@ def test_less_than_half_of_a_turn_is_not_asked_for(others: int, hits: int) -> No
 def test_a_turn_that_never_fits_is_refused() -> None:
     with pytest.raises(ValueError, match="a turn of 10001 tokens never fits"):
         _play("lru", _trace(("a", 0, 9_901)))
+
+
+def test_what_is_learnt_is_there_for_the_next_trace() -> None:
+    gaps = Gaps()
+    replay(_trace(("a", 0, 1_000), ("a", 60, 1_200)), ALL["benefit"], HARDWARE, Budget(), gaps=gaps)
+    assert "" in gaps
 
 
 def test_a_contender_does_not_learn_from_the_future() -> None:

@@ -166,6 +166,24 @@ async def test_a_server_of_which_one_engine_is_known_is_told_its_rank_where_bloc
     assert not any(RANK_HEADER in leg.headers for leg in (*bench.engines.prefills, *bench.engines.decodes))
 
 
+async def test_turns_that_are_computed_at_once_do_not_all_go_to_the_decode_engine_that_is_a_little_faster() -> None:
+    bench = Bench(nodes=ready("p1", "d1", "d2"))
+    first, second = (Target(node, node.engines[0]) for node in ready("d1", "d2"))
+    for _ in range(5):
+        bench.live.costs.note_decode(first.key, moved=100, seconds=0.010)
+        bench.live.costs.note_decode(second.key, moved=100, seconds=0.012)
+    bench.engines.connected.clear()
+    turns = [asyncio.create_task(bench.chat(name)) for name in "abcd"]
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(bench.engines.prefills) == 4
+    assert [bench.live.load.count(target.key) for target in (first, second)] == [2, 2]
+    bench.engines.connected.set()
+    await asyncio.gather(*turns)
+    assert sorted(leg.node for leg in bench.engines.decodes) == ["d1", "d1", "d2", "d2"]
+    assert bench.live.load.total == 0
+
+
 # How much is repeated
 
 

@@ -84,7 +84,7 @@ def replay(
     most = hardware.block_count * hardware.block_size
     if longest > most:
         raise ValueError(f"a turn of {longest} tokens never fits into the engine's {most}: give it more blocks")
-    return _Replay(trace, contender, hardware, budget, gaps or Gaps()).run()
+    return _Replay(trace, contender, hardware, budget, Gaps() if gaps is None else gaps).run()
 
 
 class _Replay:

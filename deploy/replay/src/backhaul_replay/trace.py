@@ -51,6 +51,11 @@ class Trace:
     end_s: float
     """The last arrival that the trace names."""
 
+    @property
+    def turn_count(self) -> int:
+        """Turns of all conversations, those after the end included."""
+        return sum(len(conversation.turns) for conversation in self.conversations)
+
 
 def parse(lines: Iterable[str]) -> Trace:
     """Reads a trace. Raises TraceError for the first line that is not a turn, and for a trace without turns."""

@@ -5,6 +5,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from backhaul_simulator import clock, stand_in
 from backhaul_simulator.options import EngineOptions
@@ -55,6 +56,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on for HTTP")
     parser.add_argument("--port", type=int, default=8200, help="port to listen on for HTTP")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="data-parallel ranks, an engine each")
+    parser.add_argument(
+        "--first-rank",
+        type=int,
+        default=0,
+        metavar="N",
+        help="data-parallel rank of the first engine, where other servers have the ranks before; requests count from 0",
+    )
+    parser.add_argument(
+        "--stock-ranks",
+        type=int,
+        nargs="*",
+        default=[],
+        metavar="N",
+        help="ranks that run vLLM's own NixlConnector, whatever the others do",
+    )
     parser.add_argument("--api-key", default="", help="key that clients must bring; none by default")
     parser.add_argument(
         "--side-channel",
@@ -93,8 +109,10 @@ def _options(arguments: argparse.Namespace) -> EngineOptions:
         raise ValueError(f"--side-channel takes HOST:PORT, got {arguments.side_channel!r}")
     if arguments.connector and not arguments.agent_socket:
         raise ValueError("--agent-socket says where the node agent listens; without an agent, use --no-connector")
-    if arguments.ranks < 1:
-        raise ValueError(f"--ranks must be at least 1, got {arguments.ranks}")
+    if arguments.ranks < 1 or arguments.first_rank < 0:
+        raise ValueError(
+            f"--ranks must be at least 1 and --first-rank at least 0, got {arguments.ranks} and {arguments.first_rank}"
+        )
     return EngineOptions(
         side_channel_host=host,
         side_channel_port=int(port),
@@ -120,9 +138,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Only now: what it imports imports vLLM, and reads the clock.
     from backhaul_simulator.app import serve
 
-    return asyncio.run(
-        serve(options, host=arguments.host, port=arguments.port, ranks=arguments.ranks, api_key=arguments.api_key)
-    )
+    ranks = range(arguments.first_rank, arguments.first_rank + arguments.ranks)
+    of_ranks = {
+        rank: replace(options, connector=options.connector and rank not in arguments.stock_ranks) for rank in ranks
+    }
+    return asyncio.run(serve(of_ranks, host=arguments.host, port=arguments.port, api_key=arguments.api_key))
 
 
 if __name__ == "__main__":

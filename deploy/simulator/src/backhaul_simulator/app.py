@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 
@@ -22,12 +22,16 @@ _CUT_S = 0.2
 """What running requests get when the process is told to end; then their connections are cut, as vLLM does."""
 
 
-async def serve(options: EngineOptions, *, host: str, port: int, ranks: int, api_key: str = "") -> int:
-    """Serves until SIGTERM or SIGINT, or until an engine dies; returns the exit code."""
-    engines = [Engine(options, rank=rank) for rank in range(ranks)]
+async def serve(of_ranks: Mapping[int, EngineOptions], *, host: str, port: int, api_key: str = "") -> int:
+    """Serves until SIGTERM or SIGINT, or until an engine dies; returns the exit code.
+
+    ``of_ranks`` are the options of each rank, in their order.
+    """
+    engines = [Engine(options, rank=rank) for rank, options in of_ranks.items()]
+    options = engines[0].options
     served = Served(model=options.model, max_model_len=engines[0].max_model_len, vocabulary=options.vocabulary)
     server = Server(engines, served, block_size=options.block_size, api_key=api_key)
-    tasks = [asyncio.create_task(engine.run(), name=f"engine-{rank}") for rank, engine in enumerate(engines)]
+    tasks = [asyncio.create_task(engine.run(), name=f"engine-{engine.rank}") for engine in engines]
     runner = web.AppRunner(
         server.application(),
         handler_cancellation=True,

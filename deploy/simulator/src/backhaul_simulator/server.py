@@ -111,8 +111,9 @@ class Server:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         samples: list[Sample] = []
-        for rank, engine in enumerate(self._engines):
-            samples += engine_samples(engine.stats(), rank=rank, model=self._served.model, block_size=self._block_size)
+        for engine in self._engines:
+            rank, stats = engine.rank, engine.stats()
+            samples += engine_samples(stats, rank=rank, model=self._served.model, block_size=self._block_size)
             samples += ledger_samples(engine.ledger(), rank=rank)
         return web.Response(body=exposition(samples).encode(), headers={"content-type": CONTENT_TYPE})
 

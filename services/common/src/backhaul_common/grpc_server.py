@@ -107,7 +107,8 @@ def _why_not(address: str) -> str:
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host, port), family=family).close()
+        with socket.socket(family, socket.SOCK_STREAM) as tried:
+            tried.bind((host, port))
     except OSError as error:
         return error.strerror or str(error)
     return "gRPC refused it"

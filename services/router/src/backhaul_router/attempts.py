@@ -87,7 +87,9 @@ class Attempts:
             if self._unreadable(turn, plan.prefill.node):
                 return self._to_decode(turn, self._decode_only(turn))
             try:
-                hand = await self._legs.prefill(turn, plan.prefill, expected_s=plan.estimate.prefill_s)
+                # The decode leg counts from now on: turns that come meanwhile shall not all go to the same engine.
+                with self._live.load.running(plan.decode):
+                    hand = await self._legs.prefill(turn, plan.prefill, expected_s=plan.estimate.prefill_s)
             except EngineError as error:
                 again = self._repeat_prefill(turn, plan.prefill.node, error.failure)
                 self._go_cold(turn, misses.PREFILL_FAILED if turn.warm else turn.outcome.miss)

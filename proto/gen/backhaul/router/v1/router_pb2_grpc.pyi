@@ -35,13 +35,14 @@ class InferenceServiceStub:
     The client's deadline bounds the whole turn; cancelling the call ends both legs. A call is never retried by the router
     after its first byte, and must not be retried blindly by the client: a turn is not idempotent.
 
-    Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
-    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
-    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS,
-    BODY_LIMIT), or, where it has a queue, lets a turn wait first. Then the answer may also be RESOURCE_EXHAUSTED
-    (DISPLACED, by a turn that comes before it), UNAVAILABLE (QUEUE_TIMEOUT, or at once DEADLINE_UNREACHABLE) or
-    DEADLINE_EXCEEDED (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. `retry_after_s` in the metadata says
-    when to ask again, in seconds; nothing has begun. A client that does not read its stream loses it (SLOW_READER).
+    Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND
+    or RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, nodes that all have too much to do as
+    RESOURCE_EXHAUSTED (ENGINES_BUSY), an engine's failure as INTERNAL. A router at one of its limits answers
+    RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS, BODY_LIMIT), or, where
+    it has a queue, lets a turn wait first. Then the answer may also be RESOURCE_EXHAUSTED (DISPLACED, by a turn that
+    comes before it), UNAVAILABLE (QUEUE_TIMEOUT, or at once DEADLINE_UNREACHABLE) or DEADLINE_EXCEEDED
+    (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. `retry_after_s` in the metadata says when to ask
+    again, in seconds; nothing has begun. A client that does not read its stream loses it (SLOW_READER).
     """
 
     @_typing.overload
@@ -80,13 +81,14 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     The client's deadline bounds the whole turn; cancelling the call ends both legs. A call is never retried by the router
     after its first byte, and must not be retried blindly by the client: a turn is not idempotent.
 
-    Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
-    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
-    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS,
-    BODY_LIMIT), or, where it has a queue, lets a turn wait first. Then the answer may also be RESOURCE_EXHAUSTED
-    (DISPLACED, by a turn that comes before it), UNAVAILABLE (QUEUE_TIMEOUT, or at once DEADLINE_UNREACHABLE) or
-    DEADLINE_EXCEEDED (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. `retry_after_s` in the metadata says
-    when to ask again, in seconds; nothing has begun. A client that does not read its stream loses it (SLOW_READER).
+    Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND
+    or RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, nodes that all have too much to do as
+    RESOURCE_EXHAUSTED (ENGINES_BUSY), an engine's failure as INTERNAL. A router at one of its limits answers
+    RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS, BODY_LIMIT), or, where
+    it has a queue, lets a turn wait first. Then the answer may also be RESOURCE_EXHAUSTED (DISPLACED, by a turn that
+    comes before it), UNAVAILABLE (QUEUE_TIMEOUT, or at once DEADLINE_UNREACHABLE) or DEADLINE_EXCEEDED
+    (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. `retry_after_s` in the metadata says when to ask
+    again, in seconds; nothing has begun. A client that does not read its stream loses it (SLOW_READER).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -121,13 +123,14 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     The client's deadline bounds the whole turn; cancelling the call ends both legs. A call is never retried by the router
     after its first byte, and must not be retried blindly by the client: a turn is not idempotent.
 
-    Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND or
-    RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, an engine's failure as INTERNAL. A router at
-    one of its limits answers RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS,
-    BODY_LIMIT), or, where it has a queue, lets a turn wait first. Then the answer may also be RESOURCE_EXHAUSTED
-    (DISPLACED, by a turn that comes before it), UNAVAILABLE (QUEUE_TIMEOUT, or at once DEADLINE_UNREACHABLE) or
-    DEADLINE_EXCEEDED (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. `retry_after_s` in the metadata says
-    when to ask again, in seconds; nothing has begun. A client that does not read its stream loses it (SLOW_READER).
+    Errors carry google.rpc.ErrorInfo with domain "backhaul"; engines' 4xx answers arrive as INVALID_ARGUMENT, NOT_FOUND
+    or RESOURCE_EXHAUSTED with the engine's message, no usable node as UNAVAILABLE, nodes that all have too much to do as
+    RESOURCE_EXHAUSTED (ENGINES_BUSY), an engine's failure as INTERNAL. A router at one of its limits answers
+    RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS, BODY_LIMIT), or, where
+    it has a queue, lets a turn wait first. Then the answer may also be RESOURCE_EXHAUSTED (DISPLACED, by a turn that
+    comes before it), UNAVAILABLE (QUEUE_TIMEOUT, or at once DEADLINE_UNREACHABLE) or DEADLINE_EXCEEDED
+    (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. `retry_after_s` in the metadata says when to ask
+    again, in seconds; nothing has begun. A client that does not read its stream loses it (SLOW_READER).
     """
 
     @_abc_1.abstractmethod

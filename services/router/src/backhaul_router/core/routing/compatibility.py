@@ -34,6 +34,12 @@ def reuses(target: Target) -> bool:
     return target.engine is not None and target.engine.reuse and bool(target.engine.connector_version)
 
 
+def same_connector(one: Target, other: Target) -> bool:
+    """Tells whether two engines have the same version of the connector, as far as is known."""
+    mine, yours = (target.engine.connector_version if target.engine else "" for target in (one, other))
+    return not mine or not yours or mine == yours
+
+
 def partners_of(demand: Demand, leg: Leg) -> Sequence[Target]:
     """Returns the engines of which a leg needs one to exchange blocks with; empty when it needs none."""
     if leg is Leg.ALONE:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from backhaul_router.core import misses
 from backhaul_router.core.nodes import Node, NodeTable, Role, same_weights
-from backhaul_router.core.routing.compatibility import keep_compatible, reuses
+from backhaul_router.core.routing.compatibility import keep_compatible, reuses, same_connector
 from backhaul_router.core.routing.demand import Demand, Leg
 from backhaul_router.core.routing.estimates import Estimate, Estimator
 from backhaul_router.core.routing.explanation import ProfileExplanation
@@ -257,10 +257,10 @@ class Planner:
     def _unread(self, holder: Target, readers: Sequence[Target]) -> str:
         """Returns why nobody reads: nobody can, nobody verifies, or who would failed to a moment ago."""
         fitting = keep_compatible(readers, [holder], read=False)
-        if not fitting:
-            return misses.INCOMPATIBLE
-        verifying = keep_compatible(filter(reuses, fitting), [holder], read=True)
-        return misses.PAIR_APART if verifying else misses.NO_CONNECTOR
+        verifying = [reader for reader in fitting if reuses(reader) and same_connector(reader, holder)]
+        if fitting and not verifying:
+            return misses.NO_CONNECTOR
+        return misses.PAIR_APART if keep_compatible(verifying, [holder], read=True) else misses.INCOMPATIBLE
 
     def _token_reader(self, demand: Demand) -> Target | None:
         """Returns a prefill engine that takes what it is told for the prompt's. Nobody verifies there.
