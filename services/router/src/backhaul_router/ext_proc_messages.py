@@ -145,6 +145,13 @@ def answer_body(body: bytes) -> pb.ProcessingResponse:
     return pb.ProcessingResponse(response_body=pb.BodyResponse(response=response))
 
 
+def same_piece(body: pb.HttpBody) -> pb.ProcessingResponse:
+    """Returns the answer to a piece of an answer's body, which stays as it is."""
+    piece = pb.StreamedBodyResponse(body=body.body, end_of_stream=body.end_of_stream)
+    response = pb.CommonResponse(body_mutation=pb.BodyMutation(streamed_response=piece))
+    return pb.ProcessingResponse(response_body=pb.BodyResponse(response=response))
+
+
 def refusal(error: ApiError, request_id: str) -> pb.ProcessingResponse:
     """Returns an answer to the client, in place of an engine's."""
     return pb.ProcessingResponse(

@@ -34,8 +34,6 @@ HEALTH_NAMES = ("readiness",)
 _RESOLVE_S = 2.0
 """For finding the address of an engine whose node names a host."""
 
-_MODES = (pb.BUFFERED, pb.FULL_DUPLEX_STREAMED)
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -46,10 +44,34 @@ class _Request:
     first: pb.ProcessingRequest
     headers: Mapping[str, str]
     request_id: str
-    buffered: bool = False
-    """Whether the body comes in one message, after the headers were answered."""
     trailers: bool = False
     """Whether something comes after the body."""
+
+    @property
+    def mode(self) -> "pb.BodySendMode.ValueType":
+        """How its body comes; gateways that do not say are taken to send it in pieces."""
+        config = self.first.protocol_config
+        return config.request_body_mode if self.first.HasField("protocol_config") else pb.FULL_DUPLEX_STREAMED
+
+    @property
+    def buffered(self) -> bool:
+        """Whether the body comes in one message, after the headers were answered."""
+        return self.mode == pb.BUFFERED
+
+    @property
+    def asks(self) -> bool:
+        """Whether an answer that comes whole can be asked for.
+
+        Envoy ignores it in other modes (`ext_proc.cc`, ``onReceiveMessage``).
+        """
+        return self.buffered and self.first.protocol_config.response_body_mode == pb.NONE
+
+    def check_modes(self) -> None:
+        """Raises ApiError (500) when bodies come in ways that cannot be used."""
+        if self.mode not in (pb.BUFFERED, pb.FULL_DUPLEX_STREAMED):
+            raise ApiError(500, "the gateway must send bodies of requests BUFFERED or FULL_DUPLEX_STREAMED")
+        if self.first.protocol_config.response_body_mode not in (pb.NONE, pb.FULL_DUPLEX_STREAMED):
+            raise ApiError(500, "the gateway must send no bodies of answers, or FULL_DUPLEX_STREAMED")
 
 
 class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
@@ -104,12 +126,14 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         """Runs a turn up to its decode leg; yields that and where it goes. Raises ApiError."""
         headers = request.headers
         endpoint = gateway.endpoint_of(headers, body_limit=self._body_limit_bytes)
-        request.buffered = _buffered(request.first)
+        request.check_modes()
         tenant = self._turns.authenticate(headers.get("authorization"))
         async with self._admission.turn(tenant, left_s=left_s(headers)) as held:
             turn = turn_request(endpoint, headers, await self._body(exchange, request, held), tenant)
             turn = replace(turn, endpoints=messages.subset_in(request.first))
             async with self._turns.forward(turn) as forwarded:
+                if forwarded.names_hosts and not request.asks:
+                    raise ApiError(500, "the gateway must send bodies BUFFERED for engines without the connector")
                 yield forwarded, await _address(forwarded.endpoint)
 
     async def _body(self, exchange: Exchange, request: _Request, held: Held) -> bytes:
@@ -149,18 +173,18 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
     # The answer
 
     async def _follow(self, exchange: Exchange, request: _Request, forwarded: Forwarded) -> None:
-        """Sees an answer through: its head, all of it if it comes whole, its end. Raises ApiError."""
+        """Sees an answer through: its head, all of it if it comes whole, its end. Raises ApiError, GoneError."""
         try:
-            streams = await self._head(exchange, request, forwarded, await exchange.next())
-        except GoneError:
-            forwarded.left()
-            raise
-        if streams and not self._leaving:
-            self._answered.add(exchange)
-            try:
+            if await self._head(exchange, request, forwarded, await exchange.next()) and not self._leaving:
+                self._answered.add(exchange)
                 await _until_end(exchange)
-            finally:
-                self._answered.discard(exchange)
+        except (GoneError, asyncio.CancelledError):
+            # A gateway resets its stream when it needs nothing more of it, and gRPC cancels the call then.
+            if not forwarded.seen:
+                forwarded.left()
+                raise
+        finally:
+            self._answered.discard(exchange)
         forwarded.ended()
 
     async def _head(
@@ -170,16 +194,18 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         headers, details = messages.headers_in(message.response_headers), messages.details_in(message)
         status = messages.status_in(headers)
         failure = gateway.failure_told(status, details)
-        told = forwarded.answered(status, failure, served=messages.served_in(message))
-        if failure is not None and gateway.own_answer(details):
+        own = failure is not None and gateway.own_answer(details)
+        streams = not gateway.comes_whole(status, headers)
+        whole = not streams and request.asks and not own and not message.response_headers.end_of_stream
+        told = forwarded.answered(status, failure, served=messages.served_in(message), whole=whole)
+        if failure is not None and own:
             error = EngineError(failure).as_api_error("decode")
             await exchange.write(messages.replacement(error, request.request_id))
             return False
-        whole = gateway.comes_whole(status, headers)
-        ours = {**told, **({} if whole else STREAM_HEADERS), "x-request-id": request.request_id}
+        ours = {**told, **(STREAM_HEADERS if streams else {}), "x-request-id": request.request_id}
         removed = gateway.not_for_clients(headers.keys() - ours.keys())
         await exchange.write(messages.answer_head(messages.mutation(ours, removed), whole=whole))
-        if whole and not message.response_headers.end_of_stream:
+        if whole:
             body = (await exchange.next()).response_body.body
             await exchange.write(messages.answer_body(forwarded.whole(body)))
         return not whole
@@ -200,14 +226,6 @@ def _leg(request: _Request, forwarded: Forwarded, address: str) -> Iterator[pb.P
     return messages.in_pieces(mutation, leg.body, address, trailers=request.trailers)
 
 
-def _buffered(first: pb.ProcessingRequest) -> bool:
-    """Tells whether the body comes in one message. Raises ApiError (500) when it comes in a way that cannot be used."""
-    mode = first.protocol_config.request_body_mode if first.HasField("protocol_config") else pb.FULL_DUPLEX_STREAMED
-    if mode not in _MODES:
-        raise ApiError(500, "the gateway must send bodies FULL_DUPLEX_STREAMED or BUFFERED: see docs/envoy.md")
-    return mode == pb.BUFFERED
-
-
 async def _address(endpoint: str) -> str:
     """Returns ip:port: gateways take no names of hosts. Raises ApiError (503)."""
     host, port = split_address(endpoint)
@@ -223,8 +241,10 @@ async def _address(endpoint: str) -> str:
 
 
 async def _until_end(exchange: Exchange) -> None:
-    with suppress(GoneError):
-        while True:
-            message = await exchange.next()
-            if message.HasField("response_trailers"):
-                await exchange.write(pb.ProcessingResponse(response_trailers=pb.TrailersResponse()))
+    """Lets pass what the gateway sends of the answer: nothing, unless it is configured to. Raises GoneError."""
+    while True:
+        message = await exchange.next()
+        if message.HasField("response_body"):
+            await exchange.write(messages.same_piece(message.response_body))
+        elif message.HasField("response_trailers"):
+            await exchange.write(pb.ProcessingResponse(response_trailers=pb.TrailersResponse()))

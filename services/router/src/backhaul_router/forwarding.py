@@ -28,22 +28,30 @@ class Forwarded:
         self._fresh = fresh
         self._untold = turn.untold
         self.leg = leg
+        self.seen = False
+        """Whether all has been told of the answer that will be, but for its end."""
 
     @property
     def endpoint(self) -> str:
         """host:port of the engine that it goes to."""
         return self.leg.target.node.endpoint
 
+    @property
+    def names_hosts(self) -> bool:
+        """Whether the engine's answer may carry a handle: vLLM's own connector puts one into whole answers."""
+        return self._handed.params is not None and not self.leg.target.reuse and not self._turn.body.stream
+
     def taken(self) -> None:
         """Whoever sends it has it: from now on the decode engine may be reading the hand-off."""
         self._legs.taken(self._turn)
 
-    def answered(self, status: int, failure: Failure | None, *, served: str = "") -> Mapping[str, str]:
+    def answered(self, status: int, failure: Failure | None, *, served: str, whole: bool) -> Mapping[str, str]:
         """The engine has answered, or failed to; returns headers for the client's answer.
 
+        ``whole``: all of it is told, too.
         ``served``: host:port of who answered, if it is known. Of another engine nothing is learnt about this one.
         """
-        turn = self._turn
+        turn, self.seen = self._turn, not whole
         if served in ("", self.endpoint):
             self._attempts.sent_elsewhere(turn, self._handed, failure)
         if failure is Failure.REFUSED:
@@ -59,6 +67,7 @@ class Forwarded:
 
     def whole(self, body: bytes) -> bytes:
         """Returns an answer as the client gets it. Raises ApiError (502)."""
+        self.seen = True
         self._turn.outcome.answer_s = self._turn.trace.elapsed_s
         return whole_answer(body, self._handed.usage)
 

@@ -60,15 +60,18 @@ class ProtocolConfiguration(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_BODY_MODE_FIELD_NUMBER: _builtins.int
+    RESPONSE_BODY_MODE_FIELD_NUMBER: _builtins.int
     request_body_mode: Global___BodySendMode.ValueType
+    response_body_mode: Global___BodySendMode.ValueType
     def __init__(
         self,
         *,
         request_body_mode: Global___BodySendMode.ValueType = ...,
+        response_body_mode: Global___BodySendMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_body_mode", b"request_body_mode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_body_mode", b"request_body_mode", "response_body_mode", b"response_body_mode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -192,7 +195,7 @@ class ProcessingResponse(_message.Message):
 
     @_builtins.property
     def mode_override(self) -> Global___ProcessingMode:
-        """mode_override counts in answers to headers, if the gateway allows it."""
+        """mode_override counts in answers to headers, if the gateway allows it, and neither body is FULL_DUPLEX_STREAMED."""
 
     def __init__(
         self,
