@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from backhaul_common.addresses import Address, Addresses
+from backhaul_common.addresses import Address, Addresses, OptionalAddress
 from backhaul_common.config import ServiceConfig, Texts
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_router.core.turn import Route
@@ -25,7 +25,7 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     """host:port of the OpenAI HTTP API (IPv6 in brackets)"""
     listen_grpc: Address = "127.0.0.1:8081"
     """host:port of the gRPC API"""
-    listen_ext_proc: Address | Literal[""] = ""
+    listen_ext_proc: OptionalAddress = ""
     """host:port of the endpoint picker for Envoy (see docs/envoy.md); empty: none"""
     registry: Addresses
     """host:port of each registry replica, comma-separated"""

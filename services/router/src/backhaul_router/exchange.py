@@ -31,6 +31,7 @@ class Exchange:
     ) -> None:
         self._requests = requests
         self._inbox: asyncio.Queue[pb.ProcessingRequest | None] = asyncio.Queue(_WAITING)
+        self._over = False
         self._scope: asyncio.Timeout | None = None
         self._reader: asyncio.Task[None] | None = None
         self.write = write
@@ -50,14 +51,15 @@ class Exchange:
 
     async def next(self) -> pb.ProcessingRequest:
         """Returns the next message. Raises GoneError when there will be none."""
-        message = await self._inbox.get()
+        message = None if self._over and self._inbox.empty() else await self._inbox.get()
         if message is None:
             raise GoneError
         return message
 
     def end(self) -> None:
-        """Ends it from this side, for who waits for the next message."""
-        # Where it is full there is something to answer first, and the gateway's end is near.
+        """There will be no further message."""
+        self._over = True
+        # For who waits for one: the inbox is empty then.
         with suppress(asyncio.QueueFull):
             self._inbox.put_nowait(None)
 
@@ -79,12 +81,14 @@ class Exchange:
             self._scope = None
 
     async def _read(self) -> None:
-        async for message in self._requests:
-            if message.WhichOneof("request") not in _OF_REQUESTS:
-                self._interrupt()
-            await self._inbox.put(message)
-        self._interrupt()
-        await self._inbox.put(None)
+        try:
+            async for message in self._requests:
+                if message.WhichOneof("request") not in _OF_REQUESTS:
+                    self._interrupt()
+                await self._inbox.put(message)
+        finally:
+            self._interrupt()
+            self.end()
 
     def _interrupt(self) -> None:
         if self._scope is not None:
