@@ -33,16 +33,25 @@ async def test_messages_come_in_order_and_then_the_end_again_and_again() -> None
                 await exchange.next()
 
 
-@pytest.mark.parametrize("messages", [(), (ANSWER,)], ids=["it ends", "the gateway answers itself"])
-async def test_what_is_attended_ends_when(messages: tuple[pb.ProcessingRequest, ...]) -> None:
+async def attend(exchange: Exchange, ends: asyncio.Event) -> None:
+    """Takes one message, and waits for something else."""
+    async with exchange.attended():
+        await exchange.next()
+        ends.set()
+        await asyncio.Event().wait()
+
+
+async def test_what_is_attended_ends_when_the_stream_ends() -> None:
     ends = asyncio.Event()
-    async with Exchange(stream(PIECE, *messages, ends=ends), nowhere) as exchange:
+    async with Exchange(stream(PIECE, ends=ends), nowhere) as exchange:
         with pytest.raises(GoneError):
-            async with exchange.attended():
-                await exchange.next()
-                if not messages:
-                    ends.set()
-                await asyncio.Event().wait()
+            await attend(exchange, ends)
+
+
+async def test_what_is_attended_ends_when_the_gateway_answers_by_itself() -> None:
+    async with Exchange(stream(PIECE, ANSWER, ends=asyncio.Event()), nowhere) as exchange:
+        with pytest.raises(GoneError):
+            await attend(exchange, asyncio.Event())
 
 
 async def test_what_is_not_attended_goes_on() -> None:
