@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from backhaul_router.core.turn import Route
 from benchmarks.routing.arms import CHOSEN
 from benchmarks.routing.figures import errors_of, figures_of, ratio_of
 from benchmarks.routing.machine import description
@@ -90,29 +91,48 @@ def _worse(load: str, ratios: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 def show(report: Mapping[str, Any], console: Console) -> None:
     """Prints the figures."""
-    loads = report["loads"]
+    console.print(f"seed {report['seed']}, {report['machine']}", highlight=False)
+    console.print(_times(report["loads"]))
+    console.print(_choices(report["loads"]))
+
+
+def _times(loads: Mapping[str, Any]) -> Table:
     names = list(next(iter(loads.values()))["arms"])
-    table = Table(title=f"Mean time to first token, ms; seed {report['seed']}, {report['machine']}")
-    for column in ("load", "turns", *names, "to the best fixed", "95 %", "estimates off by", "routes taken", "CPU"):
-        table.add_column(column, justify="left" if column in ("load", "routes taken") else "right")
+    table = _table("Mean time to first token, ms", "load", "turns", *names, "ratio", "95 %")
     for load, of_load in loads.items():
-        table.add_row(load, *_cells(of_load, names))
-    console.print(table)
+        arms = of_load["arms"]
+        ratio = of_load["ratios"][of_load["best_fixed"]] if "ratios" in of_load else None
+        table.add_row(
+            load,
+            str(arms[names[0]]["turn_count"]),
+            *(f"{1000 * arms[name]['mean_ttft_s']:.0f}" for name in names),
+            f"{ratio['value']:.2f}" if ratio else "-",
+            f"{ratio['low']:.2f}-{ratio['high']:.2f}" if ratio else "-",
+        )
+    return table
 
 
-def _cells(of_load: Mapping[str, Any], names: list[str]) -> list[str]:
-    arms = of_load["arms"]
-    chosen = arms.get(CHOSEN) or arms[names[0]]
-    ratio = of_load["ratios"][of_load["best_fixed"]] if "ratios" in of_load else None
-    return [
-        str(chosen["turn_count"]),
-        *(f"{1000 * arms[name]['mean_ttft_s']:.0f}" for name in names),
-        f"{ratio['value']:.3f}" if ratio else "-",
-        f"{ratio['low']:.3f}-{ratio['high']:.3f}" if ratio else "-",
-        _off_by(chosen["estimate_errors"]),
-        ", ".join(f"{route} {share:.0%}" for route, share in chosen["routes"].items()),
-        f"{max(arm['machine_cpu_share'] for arm in arms.values()):.0%}",
-    ]
+def _choices(loads: Mapping[str, Any]) -> Table:
+    """Of the chosen routes; where they were not played, of the first arm."""
+    table = _table("What was chosen", "load", *(route.value for route in Route), "estimates off by, ms", "cores busy")
+    for load, of_load in loads.items():
+        arms = of_load["arms"]
+        chosen = arms.get(CHOSEN) or next(iter(arms.values()))
+        table.add_row(
+            load,
+            *(f"{chosen['routes'].get(route.value, 0.0):.0%}" for route in Route),
+            _off_by(chosen["estimate_errors"]),
+            f"{max(arm['machine_cpu_share'] for arm in arms.values()):.0%}",
+        )
+    return table
+
+
+def _table(title: str, first: str, *others: str) -> Table:
+    table = Table(title=title)
+    table.add_column(first)
+    for column in others:
+        table.add_column(column, justify="right")
+    return table
 
 
 def _off_by(errors: Mapping[str, float] | None) -> str:

@@ -109,6 +109,15 @@ def test_endings_are_limited_and_hold_bytes_as_turns_do() -> None:
     assert limits.held_bytes == 0
 
 
+def test_the_body_of_a_question_is_held_while_it_is_answered() -> None:
+    limits = admission(max_held_bytes=10)
+    with limits.listing(10):
+        with pytest.raises(ApiError) as caught, limits.listing(1):
+            pass
+        assert (caught.value.status, caught.value.code) == (429, "too_many_bytes")
+    assert limits.held_bytes == 0
+
+
 async def test_refusals_are_logged_once_in_a_while(capsys: pytest.CaptureFixture[str]) -> None:
     clock = FakeClock()
     limits = admission(max_turns=1, clock=clock)
