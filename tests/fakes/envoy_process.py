@@ -22,6 +22,12 @@ def both_in_pieces(config: str) -> str:
     return in_pieces(config).replace("response_body_mode: NONE", "response_body_mode: FULL_DUPLEX_STREAMED")
 
 
+def with_trailers(config: str) -> str:
+    """Has trailers of HTTP/1.1 requests taken as such; by default Envoy drops them."""
+    prefix = "          stat_prefix: openai\n"
+    return config.replace(prefix, f"{prefix}          http_protocol_options: {{enable_trailers: true}}\n")
+
+
 def limited_to(*endpoints: str) -> Callable[[str], str]:
     """Has the gateway name the endpoints that may be picked."""
     filter_ = f"""          - name: envoy.filters.http.set_metadata

@@ -15,7 +15,7 @@ import pytest
 
 from backhaul_router.core.health.breakers import BreakerState
 from tests.fakes.engine import FakeEngine, bare_500, event_of, hang, refuse
-from tests.fakes.envoy_process import both_in_pieces, envoy, in_pieces, limited_to
+from tests.fakes.envoy_process import both_in_pieces, envoy, in_pieces, limited_to, with_trailers
 from tests.fakes.eventually import eventually
 from tests.fakes.router_stack import CHAT, Got, RouterStack, chat_body, router_stack
 from tests.integration.test_router_turns import label_key
@@ -88,6 +88,8 @@ async def test_a_cold_turn_has_its_prefill_leg_and_streams_past_the_router(tmp_p
         got = await found.chat("hi", stream=True, headers={"x-request-id": "mine"})
 
         (prefill,), (decode,) = found.stack.prefill.legs, found.stack.decode.legs
+    # Whoever read a hand-off frees it.
+    assert found.stack.owner.released == []
     assert got.status == 200
     assert got.body == b"".join(map(event_of, found.stack.decode.text)) + b"data: [DONE]\n\n"
     assert (got.route, got.headers["x-request-id"], got.headers["cache-control"]) == ("cold", "mine", "no-cache")
@@ -175,6 +177,23 @@ async def test_a_body_in_chunks_is_put_together(tmp_path: Path, change: Change) 
         (decode,) = found.stack.decode.legs
     assert got.status == 200
     assert decode.body["messages"] == [{"role": "user", "content": "hi" * 50_000}]
+
+
+@pytest.mark.parametrize("change", WAYS)
+async def test_a_body_that_ends_with_trailers_ends(tmp_path: Path, change: Change) -> None:
+    data = json.dumps(chat_body("hi")).encode()
+    async with front(tmp_path, lambda config: with_trailers(change(config))) as found:
+        reader, writer = await asyncio.open_connection(*found.url.removeprefix("http://").split(":"))
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        writer.write(head.encode() + b"%x\r\n%b\r\n0\r\nx-trailer: a\r\n\r\n" % (len(data), data))
+        status = await asyncio.wait_for(reader.readline(), 20)
+        writer.close()
+        await writer.wait_closed()
+
+    assert status == b"HTTP/1.1 200 OK\r\n"
+    assert found.stack.decode.legs[0].body["messages"] == [{"role": "user", "content": "hi"}]
 
 
 # What clients must not be able to say

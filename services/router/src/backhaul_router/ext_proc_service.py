@@ -161,7 +161,8 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
                 request.trailers = True
                 return
             yield message.request_body.body
-            if message.request_body.end_of_stream:
+            # Trailers come after the answer to a body that is sent at once.
+            if message.request_body.end_of_stream or request.buffered:
                 return
 
     async def _give(self, exchange: Exchange, request: _Request, forwarded: Forwarded, address: str) -> None:
@@ -175,7 +176,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
     async def _follow(self, exchange: Exchange, request: _Request, forwarded: Forwarded) -> None:
         """Sees an answer through: its head, all of it if it comes whole, its end. Raises ApiError, GoneError."""
         try:
-            if await self._head(exchange, request, forwarded, await exchange.next()) and not self._leaving:
+            if await self._head(exchange, request, forwarded, await _after_request(exchange)) and not self._leaving:
                 self._answered.add(exchange)
                 await _until_end(exchange)
         except (GoneError, asyncio.CancelledError):
@@ -238,6 +239,15 @@ async def _address(endpoint: str) -> str:
     except (OSError, TimeoutError) as error:
         raise ApiError(503, "the decode engine's address cannot be found", headers={"retry-after": "1"}) from error
     return join_address(str(found[0][4][0]), port)
+
+
+async def _after_request(exchange: Exchange) -> pb.ProcessingRequest:
+    """Returns the first message about the answer. Raises GoneError."""
+    message = await exchange.next()
+    if message.HasField("request_trailers"):
+        await exchange.write(pb.ProcessingResponse(request_trailers=pb.TrailersResponse()))
+        message = await exchange.next()
+    return message
 
 
 async def _until_end(exchange: Exchange) -> None:
