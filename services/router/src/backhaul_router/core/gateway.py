@@ -64,7 +64,7 @@ def failure_told(status: int, details: str) -> Failure | None:
     """Returns how an engine failed, by an answer that may be the gateway's own.
 
     ``details`` is Envoy's attribute ``response.code_details``; empty where the gateway sends none: then the status
-    alone counts. (`docs/root/configuration/http/http_conn_man/response_code_details.rst`)
+    alone counts. (`response_code_details.rst` in its documentation)
     """
     if own_answer(details):
         if any(reason in details for reason in _NO_CONNECTION):
