@@ -4,18 +4,19 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from backhaul_local.interrupts import end_with_parent, raise_on_signals
-from backhaul_local.processes import LocalError
+from backhaul_local.judged import run_judged
 from backhaul_local.progress import ConsoleSteps
 from benchmarks.routing.arms import ARMS
 from benchmarks.routing.loads import LOADS
 from benchmarks.routing.report import document, problems, save, show
-from benchmarks.routing.run import Plan, Seen, run
+from benchmarks.routing.run import Plan, Results, run
 
 _ARMS = {arm.name: arm for arm in ARMS}
 
@@ -27,9 +28,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--seed", type=int, default=1, help="what all that is random comes from")
-    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="times that each arm plays each load")
+    parser.add_argument("--rounds", type=_count, default=1, metavar="N", help="times that each arm plays each load")
     parser.add_argument(
-        "--duration-s", type=float, default=10.0, metavar="S", help="for how long conversations arrive, each time"
+        "--duration-s", type=_seconds, default=10.0, metavar="S", help="for how long conversations arrive, each time"
     )
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=[*LOADS], metavar="LOAD", help=", ".join(LOADS))
     parser.add_argument("--arms", nargs="+", choices=_ARMS, default=[*_ARMS], metavar="ARM", help=", ".join(_ARMS))
@@ -37,6 +38,22 @@ def _parser() -> argparse.ArgumentParser:
         "--state", type=Path, default=Path(".state/bench-routing"), help="folder for data, logs and reports"
     )
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return seconds
 
 
 def _run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -49,42 +66,29 @@ def _run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     )
     state = options.state.resolve() / f"{time.strftime('%Y%m%d-%H%M%S')}-{options.seed}"
 
-    def on_block(load: str, arm: str, seen: Seen) -> None:
+    begin = time.monotonic()
+
+    def on_block(load: str, arm: str, results: Results) -> None:
+        seen = results[load, arm]
         own, machine = seen.cpu[-1]
         console.print(
             f"{load}, {arm}: {len(seen.turns)} turns so far, {len(seen.failures)} failed, "
             f"{own:.0%} of the cores used ({machine:.0%} with everything else)",
             highlight=False,
         )
+        # What ends a long run does not take what it has shown.
+        save(document(plan, results, seconds=time.monotonic() - begin), state / "report.json")
 
-    begin = time.monotonic()
+    console.print(f"report: {state / 'report.json'}", soft_wrap=True)
     with ConsoleSteps(console) as steps:
         results = run(plan, state, steps, on_block)
-    report = document(plan, results, seconds=time.monotonic() - begin)
-    save(report, state / "report.json")
-    console.print(f"report: {state / 'report.json'}", soft_wrap=True)
-    return report
+    return document(plan, results, seconds=time.monotonic() - begin)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 0 when the chosen routes were good enough on every load."""
     options = _parser().parse_args(argv)
-    end_with_parent()
-    raise_on_signals()
-    console = Console()
-    try:
-        report = _run(options, console)
-    except (LocalError, ValueError) as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False)
-        return 2
-    except KeyboardInterrupt:
-        console.print("interrupted")
-        return 130
-    show(report, console)
-    found = problems(report)
-    for problem in found:
-        console.print(problem, style="bold red", markup=False, highlight=False)
-    return 1 if found else 0
+    return run_judged(partial(_run, options), show=show, problems=problems)
 
 
 if __name__ == "__main__":

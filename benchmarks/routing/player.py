@@ -39,20 +39,18 @@ class Played:
 class Player:
     """Plays loads, one after the other, against one router."""
 
-    def __init__(self, *, url: str, model: str, name: str) -> None:
-        """``name`` keeps caches apart: nothing is shared with players of other names."""
+    def __init__(self, *, url: str, model: str) -> None:
         self._url = url
         self._model = model
-        self._name = name
 
     async def play(self, load: Sequence[Conversation], block: str) -> list[Played]:
         """Plays all of a load's conversations to their end, then says that they are over.
 
-        ``block`` is the name of this time.
+        ``block`` is the name of this time. It keeps caches apart: nothing that engines have cached of others is of use.
         """
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
         async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
-            client = Client(session, url=self._url, model=self._model, cache_salt=self._name)
+            client = Client(session, url=self._url, model=self._model, cache_salt=block)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(_converse(client, conversation, block)) for conversation in load]
             for conversation in load:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backhaul_local.options import StackOptions
+from backhaul_local.processes import LocalError
 from backhaul_local.progress import Steps
 from backhaul_local.simulated import SimulatedEngine
 from backhaul_local.stack import Stack
@@ -64,12 +65,12 @@ class Seen:
 Results = Mapping[tuple[str, str], Seen]
 """By load and arm."""
 
-OnBlock = Callable[[str, str, Seen], None]
-"""Told of each block that has been played: load, arm, and what the arm has seen of the load so far."""
+OnBlock = Callable[[str, str, Results], None]
+"""Told of each block that has been played: load, arm, and all results so far."""
 
 
 def run(plan: Plan, state: Path, steps: Steps, on_block: OnBlock) -> Results:
-    """Plays everything. Raises LocalError when a stack cannot be started."""
+    """Plays everything. Raises LocalError when a stack cannot be started, or no turn of a block is answered."""
     results = {(load, arm.name): Seen() for load in plan.loads for arm in plan.arms}
     for cluster in dict.fromkeys(LOADS[name].cluster for name in plan.loads):
         with Stack(_stack_options(CLUSTERS[cluster], state / cluster), steps) as stack:
@@ -82,7 +83,7 @@ def _arm(arm: Arm, stack: Stack) -> tuple[Player, TurnLog]:
     """Starts an arm's router."""
     url = stack.add_router(_router_flags(arm))
     log = stack.process(f"router-{len(stack.routers)}").log
-    return Player(url=url, model=stack.model_name, name=arm.name), TurnLog(log)
+    return Player(url=url, model=stack.model_name), TurnLog(log)
 
 
 async def _play(
@@ -109,7 +110,10 @@ async def _play(
         seen.cpu.append(meter.shares())
         seen.take(str(number), played, model)
         seen.estimates += log.turns()
-        on_block(name, arm, seen)
+        if not seen.turns:
+            why = seen.failures[0] if seen.failures else "no conversation arrives in so short a time"
+            raise LocalError(f"{name}, {arm}: no turn was answered: {why}")
+        on_block(name, arm, results)
 
 
 def _blocks(plan: Plan, cluster: str) -> Iterator[tuple[str, int, str]]:

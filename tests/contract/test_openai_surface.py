@@ -90,7 +90,8 @@ async def test_a_client_cannot_steer(stack: RouterStack) -> None:
     assert got.status == 200
     for leg in (*stack.prefill.legs, *stack.decode.legs):
         assert b"169.254" not in leg.raw
-        assert not {"x-prefiller-host-port", "x-data-parallel-rank", "x-session-id"} & set(leg.headers)
+        assert not {"x-prefiller-host-port", "x-session-id"} & set(leg.headers)
+        assert leg.headers.get("x-data-parallel-rank", "0") == "0", "the router's own word for its only engine"
 
 
 @pytest.mark.parametrize("choices", [1, 2])

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import httpx2
 
@@ -14,6 +14,7 @@ from backhaul_connector.wire import PARAMS_KEY, BlockSetReport, Freed, Hello, Id
 from backhaul_local.engines import MODEL_NAME
 from backhaul_local.ports import HOST
 from backhaul_local.processes import Process
+from backhaul_local.stack import Node, Stack
 from tests.fakes.agent_peer import AgentPeer
 from tests.fakes.nixl_peer import Handshake, NixlApi, NixlPeer, shake_hands
 
@@ -79,6 +80,20 @@ class Engine:
         self._nixl_api = nixl
         self._nixl: NixlPeer | None = None
         self._hand_offs: list[str] = []
+
+    @classmethod
+    def of_stack(cls, stack: Stack, node: Node, nixl: NixlApi, *, ttl_s: float, lease_s: float) -> Self:
+        """Returns the engine of a running stack's node, which its own agent looks after."""
+        return cls(
+            node.url,
+            stack.process(node.name),
+            side_channel_port=int(node.side_channel.rsplit(":", 1)[1]),
+            kv_events_port=0,
+            nixl=nixl,
+            ttl_s=ttl_s,
+            lease_s=lease_s,
+            timeout_s=120,
+        )
 
     def close(self) -> None:
         """Closes what leads to the engine."""

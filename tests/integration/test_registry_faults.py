@@ -202,15 +202,15 @@ async def test_watchers_in_etcd_do_not_grow_with_clients_or_calls(registry: Regi
     await serves(registry)
     watchers = "etcd_debugging_mvcc_watcher_total"
     leases = "etcd_debugging_lease_granted_total"
-    before, granted = gauge(own_etcd, watchers), gauge(own_etcd, leases)
+    await eventually(lambda: gauge(own_etcd, watchers) == 1)
+    granted = gauge(own_etcd, leases)
     node_watches = [registry.nodes.WatchNodes(pb.WatchNodesRequest()) for _ in range(50)]
     pointer_watches = [registry.index.WatchBlockSets(pb.WatchBlockSetsRequest()) for _ in range(50)]
     for watch in (*node_watches, *pointer_watches):
         await watch.read()
     for _ in range(200):
         await find(registry)
-    assert before == 1
-    assert gauge(own_etcd, watchers) == 2
+    await eventually(lambda: gauge(own_etcd, watchers) == 2)
     assert gauge(own_etcd, leases) == granted
     for watch in (*node_watches, *pointer_watches):
         watch.cancel()

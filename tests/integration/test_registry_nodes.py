@@ -191,18 +191,13 @@ async def test_a_router_takes_a_directory_that_comes_in_parts(
 ) -> None:
     monkeypatch.setattr("backhaul_registry.convert.NODES_PER_MESSAGE", 2)
     table = NodeTable()
-    async with (
-        contextlib.AsyncExitStack() as stack,
-        RegistryClient([registry.address], table=table, clock=SystemClock()) as client,
-    ):
+    async with contextlib.AsyncExitStack() as stack:
         for number in range(5):
             stream = await stack.enter_async_context(Joining(registry.nodes))
             await stream.join(samples.node(f"d{number}", engine_url=f"http://127.0.0.1:{8200 + number}"))
-        watching = asyncio.create_task(client.watch())
-        await eventually(lambda: len(table) > 0)
-        assert sorted(node.node_id for node in table) == [f"d{number}" for number in range(5)]
-        watching.cancel()
-        await asyncio.wait([watching])
+        async with RegistryClient([registry.address], table=table, clock=SystemClock()) as client:
+            assert await client.listed(within_s=10)
+            assert sorted(node.node_id for node in table) == [f"d{number}" for number in range(5)]
 
 
 @pytest.mark.parametrize("revision", [1, 1 << 40], ids=["too old", "from another history"])

@@ -108,6 +108,22 @@ async def test_a_turn_left_through_one_router_and_registry_is_found_through_the_
             assert await running.chat(first, "hi", "hello", "more") == (200, "cold", "claim:set_claimed")
 
 
+async def test_a_router_serves_from_its_first_connection_on(running: Cluster) -> None:
+    one, _ = running.registries
+    for _ in range(5):
+        async with router_for((one.address,)) as router:
+            assert await running.chat(router, "hi") == (200, "cold", "first_turn")
+
+
+async def test_a_router_starts_without_a_registry_and_says_that_it_is_not_ready(running: Cluster) -> None:
+    async with (
+        router_for(("127.0.0.1:1",)) as router,
+        running.client.get(f"http://127.0.0.1:{router.http_port}/ready") as response,
+    ):
+        assert response.status == 503
+        assert await response.json() == {"ready": False, "reason": "no nodes are known"}
+
+
 async def test_the_next_turn_waits_for_a_publish_that_is_on_its_way(running: Cluster) -> None:
     one, _ = running.registries
     async with router_for((one.address,)) as router, Publishing(one.index) as publishing:

@@ -13,8 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from backhaul_local.interrupts import end_with_parent, raise_on_signals
-from backhaul_local.processes import LocalError
+from backhaul_local.judged import run_judged
 from backhaul_local.progress import ConsoleSteps
 from backhaul_local.stack import Stack
 from tests.soak.cluster import ETCD_QUOTA_BYTES, cluster_options
@@ -106,22 +105,9 @@ class _Progress:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the soak; returns 0 when nothing was wrong."""
     options = _parser().parse_args(argv)
-    end_with_parent()
-    raise_on_signals()
-    console = Console()
-    try:
-        report = _run(options, console)
-    except LocalError as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False)
-        return 2
-    except KeyboardInterrupt:
-        console.print("interrupted")
-        return 130
-    show(report, console)
-    found = problems(report, faults_allowed=bool(options.fault_every_s))
-    for problem in found:
-        console.print(problem, style="bold red")
-    return 1 if found else 0
+    return run_judged(
+        partial(_run, options), show=show, problems=partial(problems, faults_allowed=bool(options.fault_every_s))
+    )
 
 
 if __name__ == "__main__":

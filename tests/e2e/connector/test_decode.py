@@ -20,6 +20,7 @@ def test_a_connector_says_who_it_is_and_what_its_engine_can_do(pair: Pair) -> No
     assert hello.engine_id == peer.metadata["engine_id"]
     assert (hello.block_size, hello.block_count) == (32, BLOCKS)
     assert (hello.tp_size, hello.recompute_threshold) == (1, 1)
+    assert hello.kv_head_count > 0
     assert (hello.ttl_s, hello.lease_s) == (pair.decode.ttl_s, pair.decode.lease_s)
     assert hello.vllm_version.partition("+")[0] == "0.32.0"
     assert 0 < peer.clock - hello.now < 3600

@@ -11,6 +11,11 @@ from tests.soak.network import BreakableNetwork
 from tests.soak.recovery import Load, steady_load
 
 SEED = 7
+ROUTING = """
+[breaker]
+# Each fault alone: a node that is well again is not punished for what an earlier test made it do.
+max_ejection_s = 4
+"""
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +27,17 @@ def network() -> Iterator[BreakableNetwork]:
 @pytest.fixture(scope="module")
 def stack(network: BreakableNetwork, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Two of everything, three etcd members."""
-    options = cluster_options(tmp_path_factory.mktemp("s"), seed=SEED, routers=2, registries=2, network=network)
+    state = tmp_path_factory.mktemp("s")
+    (state / "routing.toml").write_text(ROUTING)
+    options = cluster_options(
+        state,
+        seed=SEED,
+        prefer="warm",
+        routers=2,
+        registries=2,
+        router_flags=["--routing-file", str(state / "routing.toml")],
+        network=network,
+    )
     with Stack(options) as stack:
         yield stack
 

@@ -27,7 +27,7 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_random_conversations_get_the_texts_of_an_engine_that_computes_everything(tmp_path: Path) -> None:
-    options = cluster_options(tmp_path, seed=1, routers=3, registries=2, etcd_members=1)
+    options = cluster_options(tmp_path, seed=1, prefer="warm", routers=3, registries=2, etcd_members=1)
     with Stack(options) as stack:
         report = await soak(stack, Plan(seed=1, turn_count=1500, concurrency=16))
     assert problems(report, faults_allowed=False) == [], summary(report)
@@ -61,7 +61,14 @@ async def test_reads_that_outlast_their_claims_are_never_used(tmp_path: Path) ->
 
     # A small memory: blocks that were freed are soon those of another request.
     options = cluster_options(
-        tmp_path, seed=3, routers=1, registries=1, etcd_members=1, block_count=1500, warm_prefill_s=3 * CLAIM_TTL_S
+        tmp_path,
+        seed=3,
+        prefer="warm",
+        routers=1,
+        registries=1,
+        etcd_members=1,
+        block_count=1500,
+        warm_prefill_s=3 * CLAIM_TTL_S,
     )
     with Stack(options) as stack:
         plan = Plan(seed=3, turn_count=1800, concurrency=16, limit_s=100, fault_every_s=1.0)

@@ -106,7 +106,7 @@ def test_another_salt_or_another_text_has_no_chance(chances: Chances) -> None:
     assert chances.usage() == 0
 
 
-def test_an_evicted_prefix_is_refused_and_its_pointer_goes(chances: Chances) -> None:
+def test_an_evicted_prefix_is_refused_and_its_pointer_goes_where_its_tokens_are_known(chances: Chances) -> None:
     history = chances.turn(chances.tokens(16 * BLOCK), "gone")
     pointer = chances.await_pointer("gone")
     eventually(lambda: chances.usage() == 0)
@@ -114,7 +114,9 @@ def test_an_evicted_prefix_is_refused_and_its_pointer_goes(chances: Chances) -> 
     # The engine says so with its next step.
     chances.complete(chances.node, chances.tokens(2), 1)
     eventually(lambda: "NOT_FOUND" in chances.refused([*history, 7], pointer.set_id))
-    eventually(lambda: chances.pointer("gone") is None)
+    if pointer.identity:
+        # Where nobody knows the tokens of what is cached, a refusal may be about another prompt: it only grows old.
+        eventually(lambda: chances.pointer("gone") is None)
 
 
 def test_a_guess_that_is_wrong_costs_no_more_than_its_time_and_is_not_repeated_at_once(chances: Chances) -> None:

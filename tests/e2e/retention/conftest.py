@@ -108,16 +108,7 @@ def decode(kind: Kind) -> Iterator[Engine]:
 
 
 def _engine(kind: Kind, node: Node) -> Iterator[Engine]:
-    engine = Engine(
-        node.url,
-        kind.stack.process(node.name),
-        side_channel_port=int(node.side_channel.rsplit(":", 1)[1]),
-        kv_events_port=0,
-        nixl=kind.nixl,
-        ttl_s=TTL_S,
-        lease_s=LEASE_S,
-        timeout_s=120,
-    )
+    engine = Engine.of_stack(kind.stack, node, kind.nixl, ttl_s=TTL_S, lease_s=LEASE_S)
     yield engine
     engine.close()
 

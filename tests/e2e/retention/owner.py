@@ -85,7 +85,7 @@ class Owner:
         try:
             self.stub.ClaimBlockSet(request, timeout=_CALL_S)
         except grpc.RpcError as error:
-            return to_error(error).reason  # type: ignore[arg-type]  # synchronous calls say the same
+            return to_error(error).reason
         self.stub.ReturnBlockSet(agent_pb2.ReturnBlockSetRequest(request_id=request.request_id), timeout=_CALL_S)
         return ""
 

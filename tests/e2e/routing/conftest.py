@@ -15,7 +15,7 @@ from backhaul_local.engines import MODEL_NAME, EngineOptions
 from backhaul_local.options import Engine as EngineOf
 from backhaul_local.options import StackOptions
 from backhaul_local.simulated import SimulatedEngine
-from backhaul_local.stack import Node, Stack
+from backhaul_local.stack import Stack
 from backhaul_router.core.lookup import scope_of
 from tests.e2e.retention.owner import Owner
 from tests.e2e.stack.chat import Chat, Messages, answered, opening
@@ -114,23 +114,13 @@ def stack(kind: Kind) -> Stack:
 def engines(kind: Kind) -> Iterator[dict[str, Engine]]:
     """All engines, without the routers, by their names."""
     with ExitStack() as exit_stack:
-        engines = {node.name: _engine(kind, node) for node in kind.stack.nodes}
+        engines = {
+            node.name: Engine.of_stack(kind.stack, node, kind.nixl, ttl_s=TTL_S, lease_s=LEASE_S)
+            for node in kind.stack.nodes
+        }
         for engine in engines.values():
             exit_stack.callback(engine.close)
         yield engines
-
-
-def _engine(kind: Kind, node: Node) -> Engine:
-    return Engine(
-        node.url,
-        kind.stack.process(node.name),
-        side_channel_port=int(node.side_channel.rsplit(":", 1)[1]),
-        kv_events_port=0,
-        nixl=kind.nixl,
-        ttl_s=TTL_S,
-        lease_s=LEASE_S,
-        timeout_s=120,
-    )
 
 
 @dataclass(frozen=True, slots=True)

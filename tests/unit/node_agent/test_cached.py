@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -120,9 +121,9 @@ def test_it_never_keeps_more_blocks_than_it_may(prompts: list[tuple[list[int], s
 PROMPT = [5, 6, 7, 8, 9]
 
 
-def stored(**changed: object) -> Stored:
-    fields: dict[str, object] = {"hashes": [b"1", b"2"], "parent": None, "token_ids": PROMPT[:4], "block_size": 2}
-    return Stored(**{**fields, **changed})  # type: ignore[arg-type]  # fields of several types
+def stored(**changed: Any) -> Stored:
+    fields: dict[str, Any] = {"hashes": [b"1", b"2"], "parent": None, "token_ids": PROMPT[:4], "block_size": 2}
+    return Stored(**{**fields, **changed})
 
 
 UNUSABLE = {

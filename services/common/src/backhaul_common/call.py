@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except grpc.RpcError as failure:
-        told = to_error(failure)  # type: ignore[arg-type]  # synchronous calls say the same
+        told = to_error(failure)
         sys.exit(f"{failure.code().name} ({told.reason}): {told.message}")
 
 

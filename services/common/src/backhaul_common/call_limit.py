@@ -36,8 +36,7 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
         """Counts one call, or wraps its handler in a refusal."""
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith("/grpc."):
-            # None makes gRPC answer UNIMPLEMENTED; its typing does not know.
-            return handler  # type: ignore[return-value]
+            return handler  # type: ignore[return-value]  # None makes gRPC answer UNIMPLEMENTED, unknown to its typing
         streaming = bool(handler.response_streaming)
         if self._running[streaming] < self._max_calls:
             self._count(streaming)

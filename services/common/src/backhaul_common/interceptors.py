@@ -34,8 +34,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         """Wraps the handler of one call."""
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith("/grpc."):
-            # None makes gRPC answer UNIMPLEMENTED; its typing does not know.
-            return handler  # type: ignore[return-value]
+            return handler  # type: ignore[return-value]  # None makes gRPC answer UNIMPLEMENTED, unknown to its typing
         return _wrap(handler, handler_call_details.method)
 
 

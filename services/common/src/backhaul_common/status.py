@@ -74,8 +74,8 @@ def _info_of(error: BackhaulError) -> ErrorInfo:
     return ErrorInfo(reason=clip(error.reason, _MAX_REASON_BYTES), domain=DOMAIN, metadata=metadata)
 
 
-def to_error(error: grpc.aio.AioRpcError) -> BackhaulError:
-    """Returns the error that the peer raised.
+def to_error(error: grpc.RpcError) -> BackhaulError:
+    """Returns the error that the peer raised, in a call of either kind.
 
     Without ErrorInfo of our domain (a proxy, gRPC itself, another server) the reason is the status code's name.
     """
@@ -86,7 +86,7 @@ def to_error(error: grpc.aio.AioRpcError) -> BackhaulError:
     return cls(info.reason, error.details() or info.reason, **dict(info.metadata))
 
 
-def _error_info(error: grpc.aio.AioRpcError) -> ErrorInfo | None:
+def _error_info(error: grpc.RpcError) -> ErrorInfo | None:
     try:
         status = rpc_status.from_call(error)
     except ValueError:

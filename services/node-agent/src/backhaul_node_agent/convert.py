@@ -117,7 +117,9 @@ def block_set(report: wire.BlockSetReport) -> BlockSet:
 def _block_ids(groups: object) -> tuple["array[int]", ...]:
     """Takes over block ids by cache group, in a tenth of the memory. Raises ValueError."""
     try:
-        return tuple(array("i", group) for group in groups)  # type: ignore[attr-defined]  # whatever it is
+        if not isinstance(groups, Iterable):
+            raise TypeError
+        return tuple(array("i", group) for group in groups)
     except (TypeError, OverflowError) as error:
         raise ValueError(f"{_BLOCK_IDS} are not lists of block numbers") from error
 

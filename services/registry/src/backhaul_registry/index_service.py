@@ -54,7 +54,7 @@ class IndexService(IndexServiceServicer):
         trace.get_current_span().set_attribute(POINTER_COUNT, len(pointers))
         return pb.FindBlockSetsResponse(pointers=map(convert.pointer_to_proto, pointers))
 
-    async def PublishBlockSets(  # type: ignore[override]
+    async def PublishBlockSets(  # type: ignore[override]  # it writes; the stub only knows handlers that yield
         self, request_iterator: AsyncIterator[pb.PublishBlockSetsRequest], context: Context
     ) -> None:
         """Keeps the pointers of one engine for as long as its agent says so."""
@@ -74,7 +74,9 @@ class IndexService(IndexServiceServicer):
         pointers, token = await self._store.page(request.scope, size, request.page_token)
         return pb.ListBlockSetsResponse(pointers=map(convert.pointer_to_proto, pointers), next_page_token=token)
 
-    async def WatchBlockSets(self, request: pb.WatchBlockSetsRequest, context: Context) -> None:  # type: ignore[override]
+    async def WatchBlockSets(  # type: ignore[override]  # it writes; the stub only knows handlers that yield
+        self, request: pb.WatchBlockSetsRequest, context: Context
+    ) -> None:
         """Tells one client about all changes of a scope, or of all."""
         if request.scope:
             rules.check_id(request.scope, "scope")

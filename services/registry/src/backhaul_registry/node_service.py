@@ -43,7 +43,9 @@ class NodeService(NodeServiceServicer):
         self._stopping = stopping
         self._life_sign_s = life_sign_s
 
-    async def JoinNode(self, request_iterator: AsyncIterator[pb.JoinNodeRequest], context: Context) -> None:  # type: ignore[override]
+    async def JoinNode(  # type: ignore[override]  # it writes; the stub only knows handlers that yield
+        self, request_iterator: AsyncIterator[pb.JoinNodeRequest], context: Context
+    ) -> None:
         """Keeps one node joined for as long as its agent says so."""
         await run_until_first(self._join(request_iterator, context), refuse_after(self._stopping))
 
@@ -52,7 +54,9 @@ class NodeService(NodeServiceServicer):
         nodes, revision = await self._store.list()
         return pb.ListNodesResponse(nodes=map(convert.node_to_proto, nodes), revision=revision)
 
-    async def WatchNodes(self, request: pb.WatchNodesRequest, context: Context) -> None:  # type: ignore[override]
+    async def WatchNodes(  # type: ignore[override]  # it writes; the stub only knows handlers that yield
+        self, request: pb.WatchNodesRequest, context: Context
+    ) -> None:
         """Tells one client about all changes."""
         await run_until_first(self._watch(request, context), refuse_after(self._stopping))
 

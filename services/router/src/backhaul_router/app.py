@@ -55,6 +55,8 @@ _log = structlog.get_logger(__name__)
 _MIN_CLUSTER_KEY_BYTES = 16
 _FRAME_BYTES = 1024 * 1024
 """What a gRPC message may hold besides the body."""
+_FIRST_LIST_S = 2.0
+"""How long a router that starts takes no connections, so that it need not refuse turns for want of nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +216,12 @@ async def running(config: Config) -> AsyncIterator[Running]:
         )
         picker_server = _picker_server(config, picker)
         servers = [server for server in (grpc_server, picker_server) if server is not None]
+        if not await registry.listed(within_s=_FIRST_LIST_S):
+            _log.warning("no list of nodes yet", registry=config.registry, what_to_do="see that a registry runs there")
         async with http, AsyncExitStack() as entered, asyncio.TaskGroup() as tasks:
             for server in servers:
                 await entered.enter_async_context(server)
             background = (
-                tasks.create_task(registry.watch()),
                 tasks.create_task(watch_orphans(table, engines, clock, changed.set)),
                 tasks.create_task(departures.watch()),
                 tasks.create_task(LoadReports(table, routing.live.reports, clock).run()),

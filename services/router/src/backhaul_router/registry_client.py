@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -29,7 +30,7 @@ _LONGEST_PAUSE_S = 2.0
 class RegistryClient:
     """Finds pointers and follows the nodes, at whichever of several replicas answers.
 
-    Enter it inside the event loop that uses it, and run `watch` in a task.
+    Enter it inside the event loop that uses it; it follows the nodes until it is left.
     """
 
     def __init__(
@@ -58,17 +59,29 @@ class RegistryClient:
         self._broken = False
         """Whether the last attempt to watch failed; logged when it changes."""
         self._unusable: frozenset[str] = frozenset()
+        self._listed = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Opens a channel to each replica; connects lazily."""
+        """Opens a channel to each replica; connects in the background."""
         self._channels = [open_channel(address) for address in self._addresses]
+        self._watching = asyncio.create_task(self._watch())
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
         for channel in self._channels:
             await channel.close()
+
+    async def listed(self, *, within_s: float) -> bool:
+        """Waits for the first list of nodes; tells whether it came within ``within_s`` seconds."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._listed.wait(), within_s)
+        return self._listed.is_set()
 
     async def find(self, scope: str, keys: Sequence[str], *, timeout_s: float) -> list[Pointer]:
         """Returns the pointers under ``keys``, in their order.
@@ -98,7 +111,7 @@ class RegistryClient:
                 return [pointer_from(pointer) for pointer in response.pointers]
         raise failure
 
-    async def watch(self) -> None:
+    async def _watch(self) -> None:
         """Keeps the node table up to date until cancelled; after a break it resumes, at another replica if need be.
 
         While no replica answers the table stays as it is.
@@ -148,6 +161,7 @@ class RegistryClient:
                 if not message.more:
                     self._table.replace(self._usable(self._parts))
                     self._parts.clear()
+                    self._listed.set()
             case "change":
                 nodes = list(message.change.upserts)
                 usable = self._usable(nodes)

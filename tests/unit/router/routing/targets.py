@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from backhaul_router.core.nodes import Engine, Node, NodeState, Role
+from backhaul_router.core.nodes import Engine
 from backhaul_router.core.routing.demand import Demand, Held
 from backhaul_router.core.routing.reports import EngineReport, Reports
 from backhaul_router.core.routing.target import Target
 from tests.fakes.clock import FakeClock
+from tests.unit.router.test_nodes import node
 
 _OF_ENGINES = {field.name for field in fields(Engine)}
 
@@ -27,16 +28,8 @@ def target(node_id: str, **values: Any) -> Target:
             **of_engine,
         }
     )
-    defaults: dict[str, Any] = {
-        "role": Role.PREFILL if node_id.startswith("p") else Role.DECODE,
-        "agent_address": "127.0.0.1:1",
-        "engine_url": f"http://{node_id}:2",
-        "models": frozenset({"m"}),
-        "engines": (engine,),
-        "state": NodeState.READY,
-    }
-    node = Node(node_id, **{**defaults, **values})
-    return Target(node, engine if node.engines else None)
+    made = node(node_id, **{"engines": (engine,), **values})
+    return Target(made, engine if made.engines else None)
 
 
 def demand(**values: Any) -> Demand:

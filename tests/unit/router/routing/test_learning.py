@@ -34,6 +34,9 @@ class Noted(Costs):
     def note_alone(self, key: TargetKey, *, computed: int, seconds: float) -> None:
         self.notes.append(("alone", key[0], computed, seconds))
 
+    def alone_s(self, key: TargetKey, *, computed: int) -> float:
+        return 0.02 + 0.001 * computed
+
 
 class Lessons:
     """What is learnt, and all of what it is learnt into."""
@@ -125,6 +128,34 @@ def test_an_engine_alone_computes_what_it_lacks(lessons: Lessons, demand: Demand
     lessons.learning.appended(D1, demand, seconds=0.5)
     assert lessons.note == ("alone", "d1", computed, 0.5)
     assert lessons.prefixes.cached(D1.key, DEMAND.prefixes) == 1_000
+
+
+OPENED = Demand("m", 1_000, (Prefix("all", 1_000), Prefix("opening", 980)))
+"""Takes 40 ms where the opening is cached, 1,020 ms where it is not. What lies between is nearer to one of the two."""
+
+
+@pytest.mark.parametrize(("seconds", "computed"), [(0.04, 20), (0.2, 20), (0.21, 1_000), (1.0, 1_000)])
+def test_an_engine_that_takes_as_long_as_for_all_of_a_prompt_had_lost_its_beginning(
+    lessons: Lessons, seconds: float, computed: int
+) -> None:
+    other = (Prefix("other", 500),)
+    lessons.prefixes.note(D1, other)
+    lessons.prefixes.note(D1, OPENED.prefixes[1:])
+    lessons.learning.appended(D1, OPENED, seconds=seconds)
+    assert lessons.note == ("alone", "d1", computed, seconds)
+    assert lessons.prefixes.cached(D1.key, OPENED.prefixes) == 1_000
+    assert lessons.prefixes.cached(D1.key, other) == (500 if computed == 20 else 0)
+
+
+def test_what_is_held_is_never_lost(lessons: Lessons) -> None:
+    lessons.learning.appended(D1, HELD, seconds=5.0)
+    assert lessons.note == ("alone", "d1", 100, 5.0)
+
+
+def test_times_that_are_alike_tell_nothing(lessons: Lessons) -> None:
+    lessons.prefixes.note(D1, DEMAND.prefixes[1:])
+    lessons.learning.appended(D1, DEMAND, seconds=5.0)
+    assert lessons.note == ("alone", "d1", 600, 5.0)
 
 
 def test_what_another_engine_holds_is_moved_all_the_same(lessons: Lessons) -> None:

@@ -386,3 +386,12 @@ def test_the_legs_are_explained_to_who_asks() -> None:
         Leg.PREFILL: ["p1"],
         Leg.DECODE: ["d1"],
     }
+
+
+def test_nodes_that_cannot_serve_at_all_are_explained_too() -> None:
+    draining = target("d3", state=NodeState.DRAINING)
+    other = target("p3", models=frozenset({"another"}))
+    explanations: dict[Leg, Any] = {}
+    Plans([*ALL, draining, other]).planner.plan(turn(), explanations)
+    told = {leg: {gone.filter: ids(gone.targets) for gone in each.removals} for leg, each in explanations.items()}
+    assert told == {Leg.READ: {"model": ["p3"]}, Leg.PREFILL: {"model": ["p3"]}, Leg.DECODE: {"ready": ["d3"]}}

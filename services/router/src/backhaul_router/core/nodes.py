@@ -81,6 +81,11 @@ class Node:
         return url.netloc if url.port else f"{url.netloc}:{443 if url.scheme == 'https' else 80}"
 
     @property
+    def ready(self) -> bool:
+        """Whether it is listed, and may be given work."""
+        return self.state is NodeState.READY and not self.orphaned
+
+    @property
     def usable(self) -> bool:
         """Whether its engine may be given a turn, were it only where there is no better one.
 
@@ -98,22 +103,32 @@ class Node:
         """Whether the engines are known to run without Backhaul's connector."""
         return bool(self.engines) and not any(engine.connector_version for engine in self.engines)
 
-    @property
-    def weights_digest(self) -> str:
-        """The weights of the node's engines; empty when unknown."""
-        return self.engines[0].weights_digest if self.engines else ""
-
 
 def compatible(prefill: Node, decode: Node) -> bool:
     """Tells whether two nodes can exchange blocks, as far as is known.
 
-    Engines with different NIXL compatibility hashes, weights or block sizes never exchange, nor do those whose
-    tensor-parallel sizes vLLM refuses. Nor does an engine with itself (one server that two agents list, in both roles):
-    vLLM fails a turn whose blocks are its own.
+    An engine never exchanges with itself (one server that two agents list, in both roles): vLLM fails a turn whose
+    blocks are its own.
     """
     if prefill.engine_url == decode.engine_url:
         return False
-    return all(_fit(one, other) for one in prefill.engines for other in decode.engines)
+    pairs = [(one, other) for one in prefill.engines for other in decode.engines]
+    return all(one.engine_id != other.engine_id and exchange(one, other) for one, other in pairs)
+
+
+def exchange(prefill: Engine, decode: Engine) -> bool:
+    """Tells whether two engines are built so that they can exchange blocks, as far as is known.
+
+    Engines with different NIXL compatibility hashes (vLLM's `nixl/metadata.py`, `compute_nixl_compatibility_hash`:
+    versions, model, dtypes, attention), different weights or different block sizes never exchange. Nor do engines of
+    tensor-parallel sizes that vLLM refuses when they shake hands.
+    """
+    return (
+        _equal_if_known(prefill.compatibility_hash, decode.compatibility_hash)
+        and _equal_if_known(prefill.weights_digest, decode.weights_digest)
+        and _equal_if_known(prefill.block_size, decode.block_size)
+        and reads(decode.tp_size, prefill.tp_size, prefill.kv_head_count or decode.kv_head_count)
+    )
 
 
 def same_weights(one: Node, other: Node) -> bool:
@@ -129,16 +144,6 @@ def _reuses(prefill: Node, decode: Node) -> bool:
 
 def _serves(node: Node, role: Role, model: str) -> bool:
     return node.role is role and node.usable and model in node.models
-
-
-def _fit(prefill: Engine, decode: Engine) -> bool:
-    return (
-        prefill.engine_id != decode.engine_id
-        and _equal_if_known(prefill.compatibility_hash, decode.compatibility_hash)
-        and _equal_if_known(prefill.weights_digest, decode.weights_digest)
-        and _equal_if_known(prefill.block_size, decode.block_size)
-        and reads(decode.tp_size, prefill.tp_size, prefill.kv_head_count or decode.kv_head_count)
-    )
 
 
 def _equal_if_known(one: str | int, other: str | int) -> bool:
@@ -208,8 +213,7 @@ class NodeTable:
     def ready(self, role: Role, model: str) -> list[Node]:
         """Returns the ready nodes of a role that serve a model; if there is none, those whose agent ends or is gone."""
         able = [node for node in self if _serves(node, role, model)]
-        ready = [node for node in able if node.state is NodeState.READY and not node.orphaned]
-        return ready or able
+        return [node for node in able if node.ready] or able
 
     def pairs(self, model: str) -> list[tuple[Node, Node]]:
         """Returns all pairs of prefill and decode node that can serve a model."""

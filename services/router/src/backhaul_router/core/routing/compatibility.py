@@ -1,9 +1,4 @@
-"""Which engines can exchange blocks, as far as is known.
-
-Engines with different NIXL compatibility hashes (vLLM's `nixl/metadata.py`, `compute_nixl_compatibility_hash`:
-versions, model, dtypes, attention), different weights or different block sizes never exchange. Nor do engines of
-tensor-parallel sizes that vLLM refuses when they shake hands, nor an engine with itself (one server that two
-agents list, in both roles): vLLM fails a turn whose blocks are its own.
+"""Which engines can exchange blocks, as far as is known: those whose builds fit, and no engine with itself.
 
 There are as many pairs as prefill times decode engines, but a handful of builds: those are compared.
 """
@@ -12,26 +7,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from backhaul_router.core.nodes import Role
+from backhaul_router.core.nodes import Engine, Role, exchange
 from backhaul_router.core.routing.demand import Demand, Leg
 from backhaul_router.core.routing.target import Target
 from backhaul_router.core.tensor_parallel import reads
 
 
 class Build(NamedTuple):
-    """What tells which engines fit one another. Empty, or 0, is unknown, and fits everything."""
+    """What tells which engines fit one another."""
 
-    common: tuple[str, str, int, str]
-    """What both must have: compatibility hash, weights digest, block size, version of the connector. The version is
-    left empty where no connector reads what the other one retained: a hand-off is vLLM's own."""
     role: Role
+    compatibility_hash: str
+    weights_digest: str
+    block_size: int
     tp_size: int
     kv_head_count: int
-
-
-def reuses(target: Target) -> bool:
-    """Tells whether an engine verifies what it reads: without the connector it takes any blocks for the prompt's."""
-    return target.engine is not None and target.engine.reuse and bool(target.engine.connector_version)
+    connector_version: str
 
 
 def same_connector(one: Target, other: Target) -> bool:
@@ -57,21 +48,21 @@ class Partners:
         self._read = read
         self._groups: defaultdict[Build, list[Target]] = defaultdict(list)
         for partner in partners:
-            self._groups[_build_of(partner, read)].append(partner)
+            self._groups[_build_of(partner)].append(partner)
         self._fitting: dict[Build, list[Target]] = {}
 
     def of(self, target: Target) -> Iterator[Target]:
         """Returns those that an engine can exchange blocks with."""
-        for partner in self._of_build(_build_of(target, self._read)):
+        for partner in self._fitting_to(target):
             if _distinct(target, partner):
                 yield partner
 
-    def _of_build(self, build: Build) -> Sequence[Target]:
+    def _fitting_to(self, target: Target) -> Sequence[Target]:
+        build = _build_of(target)
         fitting = self._fitting.get(build)
         if fitting is None:
-            builds = [other for other in self._groups if _fit(build, other, read=self._read)]
-            fitting = [partner for other in builds for partner in self._groups[other]]
-            self._fitting[build] = fitting
+            groups = [group for group in self._groups.values() if _fit(target, group[0], read=self._read)]
+            fitting = self._fitting[build] = [partner for group in groups for partner in group]
         return fitting
 
 
@@ -81,23 +72,29 @@ def keep_compatible(targets: Iterable[Target], partners: Sequence[Target], *, re
     return [target for target in targets if any(others.of(target))]
 
 
-def _build_of(target: Target, read: bool) -> Build:
-    engine, role = target.engine, target.node.role
-    if engine is None:
-        return Build(("", "", 0, ""), role, 0, 0)
-    version = engine.connector_version if read else ""
-    common = engine.compatibility_hash, engine.weights_digest, engine.block_size, version
-    return Build(common, role, engine.tp_size, engine.kv_head_count)
+def _build_of(target: Target) -> Build:
+    engine = target.engine or Engine("")
+    return Build(
+        target.node.role,
+        engine.compatibility_hash,
+        engine.weights_digest,
+        engine.block_size,
+        engine.tp_size,
+        engine.kv_head_count,
+        engine.connector_version,
+    )
 
 
-def _fit(one: Build, other: Build, *, read: bool) -> bool:
-    if not all(not mine or not yours or mine == yours for mine, yours in zip(one.common, other.common, strict=True)):
+def _fit(one: Target, other: Target, *, read: bool) -> bool:
+    prefill, decode = (one, other) if one.node.role is Role.PREFILL else (other, one)
+    if prefill.engine is None or decode.engine is None:
+        return True
+    if not exchange(prefill.engine, decode.engine):
         return False
-    prefill, decode = (one, other) if one.role is Role.PREFILL else (other, one)
-    heads = one.kv_head_count or other.kv_head_count
-    handed_off = reads(decode.tp_size, prefill.tp_size, heads)
-    # What is read goes back with all that is computed beside it.
-    return handed_off and (not read or reads(prefill.tp_size, decode.tp_size, heads))
+    # What is read goes back with all that is computed beside it. A hand-off is vLLM's own, whatever the connector.
+    heads = prefill.engine.kv_head_count or decode.engine.kv_head_count
+    back = reads(prefill.engine.tp_size, decode.engine.tp_size, heads)
+    return not read or (back and same_connector(one, other))
 
 
 def _distinct(one: Target, other: Target) -> bool:

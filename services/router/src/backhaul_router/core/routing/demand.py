@@ -62,6 +62,10 @@ class Demand:
         """Tells whether a decode node may answer."""
         return self.endpoints is None or decode.endpoint in self.endpoints
 
+    def held_by(self, target: Target) -> int:
+        """Returns the tokens of the prompt that an engine holds for certain; 0 for all but the holder."""
+        return self.held_tokens if self.held and self.held.holder.key == target.key else 0
+
     @property
     def held_tokens(self) -> int:
         """Tokens of the prompt that the holder has; 0 without one."""

@@ -101,8 +101,7 @@ class Estimator:
 
     def had(self, demand: Demand, target: Target) -> int:
         """Returns the tokens of the prompt that a target has."""
-        held = demand.held_tokens if demand.held and demand.held.holder.key == target.key else 0
-        return max(held, self._prefixes.cached(target.key, demand.prefixes))
+        return self._prefixes.had(target, demand)
 
     def _over_two(self, demand: Demand, prefill: Target, decode: Target, *, held: int) -> Estimate:
         wait_s, prefill_s = self._wait_s(prefill), self._prefill_s(demand, prefill, held)

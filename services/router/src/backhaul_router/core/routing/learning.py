@@ -10,6 +10,9 @@ from backhaul_router.core.routing.prefixes import Prefixes
 from backhaul_router.core.routing.target import Target
 from backhaul_router.core.routing.tokens import TokenRates
 
+_DISTINCT = 4.0
+"""From how many times on one time can be told from another one."""
+
 
 class Learning:
     """What is learnt from each leg that went well."""
@@ -44,19 +47,30 @@ class Learning:
 
     def decoded(self, target: Target, demand: Demand, *, seconds: float) -> None:
         """A decode engine that was handed the prompt's blocks began to answer after ``seconds``."""
-        moved = demand.token_count - self._there(target, demand)
+        moved = demand.token_count - self._prefixes.had(target, demand)
         self._costs.note_decode(target.key, moved=max(0, moved), seconds=seconds)
         self._prefixes.note(target, demand.prefixes)
 
     def appended(self, target: Target, demand: Demand, *, seconds: float) -> None:
         """A decode engine that was handed nothing began to answer after ``seconds`` of its own time."""
-        computed = _computed(demand.token_count, self._there(target, demand))
+        computed = _computed(demand.token_count, self._prefixes.had(target, demand))
+        if self._had_lost(target, demand, computed, seconds):
+            held = demand.held_by(target)
+            self._prefixes.correct(target, demand.prefixes, local=held)
+            computed = _computed(demand.token_count, held)
         self._costs.note_alone(target.key, computed=computed, seconds=seconds)
         self._prefixes.note(target, demand.prefixes)
 
-    def _there(self, target: Target, demand: Demand) -> int:
-        held = demand.held_tokens if demand.held and demand.held.holder.key == target.key else 0
-        return max(held, self._prefixes.cached(target.key, demand.prefixes))
+    def _had_lost(self, target: Target, demand: Demand, computed: int, seconds: float) -> bool:
+        """Tells whether an engine took as long as if it had cached nothing of what it was thought to have.
+
+        Nobody counts for it, and what other routers send there takes room too.
+        """
+        whole = _computed(demand.token_count, demand.held_by(target))
+        if whole == computed:
+            return False
+        short_s, long_s = (self._costs.alone_s(target.key, computed=count) for count in (computed, whole))
+        return long_s > _DISTINCT * short_s and seconds * seconds > short_s * long_s
 
 
 def _computed(token_count: int, had: int) -> int:

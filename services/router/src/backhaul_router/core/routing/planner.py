@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from backhaul_router.core import misses
 from backhaul_router.core.nodes import Node, NodeTable, Role, same_weights
-from backhaul_router.core.routing.compatibility import keep_compatible, reuses, same_connector
+from backhaul_router.core.routing.compatibility import keep_compatible, same_connector
 from backhaul_router.core.routing.demand import Demand, Leg
 from backhaul_router.core.routing.estimates import Estimate, Estimator
 from backhaul_router.core.routing.explanation import ProfileExplanation
+from backhaul_router.core.routing.filters.role import ROLES
 from backhaul_router.core.routing.profile import Profile
 from backhaul_router.core.routing.settings import LimitSettings
 from backhaul_router.core.routing.target import Target, targets_of
@@ -251,13 +252,16 @@ class Planner:
     def _run(
         self, leg: Leg, demand: Demand, targets: Sequence[Target], explanations: Explanations | None
     ) -> Target | None:
-        explanation = None if explanations is None else explanations.setdefault(leg, ProfileExplanation())
-        return self._profiles[leg].run(demand, leg, targets, explanation)
+        if explanations is None:
+            return self._profiles[leg].run(demand, leg, targets)
+        # Whoever asks is told of all engines that do such work, those too of which the table knows that they cannot.
+        every = [*targets_of(node for node in self._table if node.role is ROLES[leg])]
+        return self._profiles[leg].run(demand, leg, every, explanations.setdefault(leg, ProfileExplanation()))
 
     def _unread(self, holder: Target, readers: Sequence[Target]) -> str:
         """Returns why nobody reads: nobody can, nobody verifies, or who would failed to a moment ago."""
         fitting = keep_compatible(readers, [holder], read=False)
-        verifying = [reader for reader in fitting if reuses(reader) and same_connector(reader, holder)]
+        verifying = [reader for reader in fitting if reader.reuse and same_connector(reader, holder)]
         if fitting and not verifying:
             return misses.NO_CONNECTOR
         return misses.PAIR_APART if keep_compatible(verifying, [holder], read=True) else misses.INCOMPATIBLE

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 
-from backhaul_router.core.routing.demand import Prefix
+from backhaul_router.core.routing.demand import Demand, Prefix
 from backhaul_router.core.routing.target import Target, TargetKey
 
 DEFAULT_CAPACITY = 100_000
@@ -72,6 +72,10 @@ class Prefixes:
             if prefix.key in cache.tokens:
                 return prefix.token_count
         return 0
+
+    def had(self, target: Target, demand: Demand) -> int:
+        """Returns the tokens of a turn's prompt that a target has: held, or probably cached."""
+        return max(demand.held_by(target), self.cached(target.key, demand.prefixes))
 
     def correct(self, target: Target, prefixes: Sequence[Prefix], *, local: int) -> None:
         """The engine has said how many tokens of a prompt it had cached.

@@ -39,7 +39,7 @@ class Target:
 
     @property
     def reuse(self) -> bool:
-        """Whether the engine verifies and retains block sets."""
+        """Whether the engine verifies and retains block sets: without the connector it takes any for the prompt's."""
         return self.engine is not None and self.engine.reuse and bool(self.engine.connector_version)
 
     @property

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from backhaul_router.core.routing.compatibility import keep_compatible, partners_of, reuses
+from backhaul_router.core.routing.compatibility import keep_compatible, partners_of
 from backhaul_router.core.routing.demand import Demand, Leg
 from backhaul_router.core.routing.plugin import Filter
 from backhaul_router.core.routing.target import Target
@@ -20,7 +20,7 @@ class CompatibleFilter:
         """Returns those that can; all of them when the leg has no partners."""
         partners = partners_of(demand, leg)
         if leg is Leg.READ:
-            return keep_compatible(filter(reuses, targets), partners, read=True)
+            return keep_compatible([target for target in targets if target.reuse], partners, read=True)
         return keep_compatible(targets, partners, read=False) if partners else targets
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from backhaul_router.core.nodes import NodeState
 from backhaul_router.core.routing.demand import Demand, Leg
 from backhaul_router.core.routing.plugin import Filter
 from backhaul_router.core.routing.target import Target
@@ -18,12 +17,8 @@ class ReadyFilter:
 
     def keep(self, demand: Demand, leg: Leg, targets: Sequence[Target]) -> Sequence[Target]:
         """Returns the ready ones; if there is none, those that can be used."""
-        ready = [target for target in targets if _ready(target)]
+        ready = [target for target in targets if target.node.ready]
         return ready or [target for target in targets if target.node.usable]
-
-
-def _ready(target: Target) -> bool:
-    return target.node.state is NodeState.READY and not target.node.orphaned
 
 
 _: type[Filter] = ReadyFilter

@@ -7,7 +7,8 @@ from backhaul_router.core.routing.demand import Demand, Leg
 from backhaul_router.core.routing.plugin import Filter
 from backhaul_router.core.routing.target import Target
 
-_ROLES = {Leg.PREFILL: Role.PREFILL, Leg.READ: Role.PREFILL, Leg.DECODE: Role.DECODE, Leg.ALONE: Role.DECODE}
+ROLES = {Leg.PREFILL: Role.PREFILL, Leg.READ: Role.PREFILL, Leg.DECODE: Role.DECODE, Leg.ALONE: Role.DECODE}
+"""What a node must be for a leg."""
 
 
 class RoleFilter:
@@ -17,7 +18,7 @@ class RoleFilter:
 
     def keep(self, demand: Demand, leg: Leg, targets: Sequence[Target]) -> Sequence[Target]:
         """Returns those of that role."""
-        role = _ROLES[leg]
+        role = ROLES[leg]
         return [target for target in targets if target.node.role is role]
 
 
