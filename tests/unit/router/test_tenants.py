@@ -60,7 +60,7 @@ def test_a_tenant_may_have_limits_and_has_none_by_default() -> None:
         ("max_turns = '8'", "max_turns must be a whole number"),
         ("max_queued = -1", "max_queued must be a whole number from 0"),
         ("priority = 101", "priority must be a whole number from -100 to 100"),
-        ("max_turn = 8", "'max_turn' is unknown; there are key_sha256, max_turns, max_queued, priority"),
+        ("max_turn = 8", "'max_turn' is unknown; there are key_sha256, jwt_names, max_turns, max_queued, priority"),
     ],
 )
 def test_a_wrong_limit_is_named(line: str, told: str) -> None:

@@ -26,7 +26,7 @@ from backhaul_router.core.routing.assembly import Routing, assemble
 from backhaul_router.core.routing.planner import RoutePolicy
 from backhaul_router.core.routing.settings import RoutingSettings, parse_routing
 from backhaul_router.core.scopes import Scopes
-from backhaul_router.core.tenants import Tenants, parse_tenants
+from backhaul_router.core.tenants import Tenants
 from backhaul_router.core.turn import Route
 from backhaul_router.departures import Departures
 from backhaul_router.engine_client import EngineClient, EngineTimeouts
@@ -48,6 +48,7 @@ from backhaul_router.prompt_tokens import PromptTokens
 from backhaul_router.readiness import Readiness
 from backhaul_router.registry_client import RegistryClient
 from backhaul_router.second_chances import SecondChances
+from backhaul_router.tenants_file import TenantsFile
 from backhaul_router.turns import Turns
 
 _log = structlog.get_logger(__name__)
@@ -221,12 +222,14 @@ async def running(config: Config) -> AsyncIterator[Running]:
         async with http, AsyncExitStack() as entered, asyncio.TaskGroup() as tasks:
             for server in servers:
                 await entered.enter_async_context(server)
-            background = (
+            background: tuple[asyncio.Task[None], ...] = (
                 tasks.create_task(watch_orphans(table, engines, clock, changed.set)),
                 tasks.create_task(departures.watch()),
                 tasks.create_task(LoadReports(table, routing.live.reports, clock).run()),
                 tasks.create_task(_follow(changed, table, routing, readiness, servers, owner)),
             )
+            if isinstance(tenants, TenantsFile):
+                background += (tasks.create_task(tenants.follow(clock, admission.limit)),)
             try:
                 ext_proc_port = picker_server.port if picker_server else 0
                 yield Running(http.port, grpc_server.port, ext_proc_port, table, routing, admission)
@@ -319,13 +322,11 @@ def _client_limits(config: Config) -> ClientLimits:
     )
 
 
-def _tenants(config: Config) -> Tenants:
-    if not config.tenants_file:
-        return Tenants()
+def _tenants(config: Config) -> Tenants | TenantsFile:
     try:
-        return parse_tenants(_read(config.tenants_file).decode())
+        return TenantsFile(config.tenants_file) if config.tenants_file else Tenants()
     except ValueError as error:
-        raise InvalidArgumentError("BAD_TENANTS_FILE", f"{config.tenants_file}: {error}") from error
+        raise InvalidArgumentError("BAD_TENANTS_FILE", str(error)) from error
 
 
 def _cluster_key(config: Config) -> bytes:

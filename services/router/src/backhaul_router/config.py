@@ -43,8 +43,8 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     explain: bool = False
     """tell callers who ask how a turn is routed (Explain, x-backhaul-explain: on); the answers name nodes"""
     tenants_file: str = ""
-    """TOML file with [tenants.NAME] key_sha256 = ["<hex>"], and max_turns, max_queued, priority; without it there is no
-    authentication"""
+    """TOML file with the tenants, hashes of their keys, their limits, and whose tokens are taken (see docs/tenants.md),
+    read anew when it changes; without it there is no authentication"""
     cluster_key_file: str = ""
     """file with the secret that separates tenants inside engines' caches; needed with tenants, equal on all routers"""
     engine_key_file: str = ""

@@ -17,7 +17,7 @@ from backhaul_router.core.nodes import NodeTable
 from backhaul_router.core.routing.demand import Demand
 from backhaul_router.core.routing.live import Live
 from backhaul_router.core.scopes import Scopes
-from backhaul_router.core.tenants import Tenants
+from backhaul_router.core.tenants import Callers
 from backhaul_router.core.turn import Outcome
 from backhaul_router.explaining import HEADER, TurnExplanation, explanation_in_header
 from backhaul_router.forwarding import Forwarded
@@ -44,7 +44,7 @@ class Turns:
         table: NodeTable,
         live: Live,
         fresh: FreshKeys,
-        tenants: Tenants,
+        tenants: Callers,
         scopes: Scopes,
         policy: Policy,
         observer: TurnObserver,
@@ -130,6 +130,8 @@ class Turns:
 
     @contextmanager
     def _begun(self, request: TurnRequest) -> Iterator[Turn]:
+        # It may have waited, or sent its body slowly.
+        self._tenants.check(request.tenant)
         body = parse_body(request.endpoint, request.body)
         self._check_model(body.model)
         outcome = Outcome()
