@@ -696,6 +696,26 @@ async def test_a_turn_whose_tenant_is_gone_by_the_time_it_begins_is_refused() ->
     assert bench.registry.lookups == bench.engines.prefills == bench.engines.decodes == []
 
 
+@pytest.mark.parametrize("role", ["user", "tool"])
+async def test_tenants_do_not_name_what_engines_keep_of_media(role: str) -> None:
+    bench = Bench(tenants=parse_tenants(FILE), policy=Policy(explain=True))
+    part = {"type": "image_url", "image_url": None, "uuid": "somebodys"}
+    messages = [{"role": "user", "content": "see"}, {"role": role, "content": [{"type": "text", "text": "x"}, part]}]
+    request = replace(chat_request(messages=messages, authorization="Bearer red-1"), tenant="red")
+    for ask in (bench.run, bench.turns.explain):
+        with pytest.raises(ApiError, match="uuid") as caught:
+            await ask(request)
+        assert (caught.value.status, caught.value.param) == (400, "messages")
+    assert bench.engines.prefills == bench.engines.decodes == []
+
+
+async def test_without_tenants_clients_may_name_their_media() -> None:
+    bench = Bench()
+    part = {"type": "image_url", "image_url": None, "uuid": "mine"}
+    await bench.run(chat_request(messages=[{"role": "user", "content": [part]}]))
+    assert bench.engines.decodes[0].body["messages"][0]["content"] == [part]
+
+
 @pytest.mark.parametrize(
     ("tenants", "engine_key", "sent"),
     [(False, "", "Bearer red-1"), (False, "ek", "Bearer ek"), (True, "", None), (True, "ek", "Bearer ek")],

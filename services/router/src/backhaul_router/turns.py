@@ -8,9 +8,9 @@ from backhaul_router.attempts import Attempts
 from backhaul_router.choosing import Chooser
 from backhaul_router.core.body import TurnBody, parse_body
 from backhaul_router.core.engines import EngineError, Failure
-from backhaul_router.core.errors import ApiError, bounded
+from backhaul_router.core.errors import ApiError, bounded, invalid
 from backhaul_router.core.fresh import FreshKeys
-from backhaul_router.core.kinds import decode_alone
+from backhaul_router.core.kinds import decode_alone, names_media
 from backhaul_router.core.legs import prompt_tokens_in
 from backhaul_router.core.lookup import TurnKeys, checked_session_id, keys_of
 from backhaul_router.core.nodes import NodeTable
@@ -117,11 +117,19 @@ class Turns:
         """Returns how a turn would be served now. Raises ApiError."""
         if not self._policy.explain:
             raise ApiError(412, "this router does not explain: it runs without --explain", code="explain_off")
-        body = parse_body(request.endpoint, request.body)
-        self._check_model(body.model)
+        body = self._body(request)
         with self._observer.question(request.parent) as trace:
             turn = self._begin(request, body, Outcome(), trace)
             return await self._chooser.explain(turn, reuse=request.reuse)
+
+    def _body(self, request: TurnRequest) -> TurnBody:
+        """Returns a request's body. Raises ApiError (400, 404)."""
+        body = parse_body(request.endpoint, request.body)
+        self._check_model(body.model)
+        if self._tenants.configured and names_media(body):
+            message = "a content part must not have a 'uuid' here: engines keep media by it for all tenants alike"
+            raise invalid(message, param="messages")
+        return body
 
     def _check_model(self, model: str) -> None:
         if len(self._table) and not self._table.serves(model):
@@ -132,8 +140,7 @@ class Turns:
     def _begun(self, request: TurnRequest) -> Iterator[Turn]:
         # It may have waited, or sent its body slowly.
         self._tenants.check(request.tenant)
-        body = parse_body(request.endpoint, request.body)
-        self._check_model(body.model)
+        body = self._body(request)
         outcome = Outcome()
         with self._observer.turn(request.endpoint, body.model, outcome, request.parent) as trace:
             turn = self._begin(request, body, outcome, trace)
