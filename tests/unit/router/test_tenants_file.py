@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.queueing import TenantLimits
-from backhaul_router.tenants_file import TenantsFile
+from backhaul_router.tenants_file import LOOK_S, TenantsFile
 from tests.fakes.clock import FakeClock
 from tests.fakes.issuer import AUDIENCE, ISSUER, key_set, public_jwk, token
 from tests.unit.router.test_tenants import digest
@@ -158,7 +158,7 @@ async def test_it_is_looked_at_again_and_again_and_new_limits_are_told(files: Fi
     following = asyncio.create_task(files.followed().follow(clock, told.put_nowait))
     for turns in (3, 4):
         files.write(RED + f"max_turns = {turns}")
-        await clock.advance(2)
+        await clock.advance(LOOK_S)
         assert await told.get() == {"red": TenantLimits(max_turns=turns)}
     following.cancel()
     await asyncio.wait([following])

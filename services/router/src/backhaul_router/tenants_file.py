@@ -14,7 +14,8 @@ from backhaul_router.jwt_tokens import JwtTokens
 
 _log = structlog.get_logger(__name__)
 
-_EVERY_S = 2.0
+LOOK_S = 2.0
+"""Between two looks at the files, seconds."""
 
 
 class TenantsFile:
@@ -48,7 +49,7 @@ class TenantsFile:
     async def follow(self, clock: Clock, on_change: Callable[[Mapping[str, TenantLimits]], None]) -> None:
         """Looks again and again, for ever; tells the limits when there are new tenants."""
         while True:
-            await clock.sleep(_EVERY_S)
+            await clock.sleep(LOOK_S)
             if await self.look():
                 on_change(self.limits)
 
