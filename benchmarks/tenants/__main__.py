@@ -28,7 +28,7 @@ from backhaul_local.stack import Stack
 from backhaul_router.keys import line_for, new_key
 from benchmarks.tenants.figures import Comparison
 
-_OWNER, _OTHER = "the conversation's tenant", "another tenant"
+_OWNER, _OTHER = "its own tenant", "another tenant"
 _WORDS = 120
 """Of one message; enough for engines to take their time."""
 _SPEED = ("--prefill-tokens-per-s", "8000", "--block-size", "16", "--block-count", "4000")
@@ -136,7 +136,7 @@ def _run(options: argparse.Namespace, console: Console) -> Times:
 
 
 def _show(times: Times, console: Console) -> None:
-    table = Table("who asks", "what", "there, ms", "nowhere, ms", "told apart by time", "by chance", "times")
+    table = Table("who asks", "what", "there, ms", "nowhere, ms", "share", "by chance", "times")
     for (name, what), found in sorted(times.items()):
         there, nowhere = found.medians_ms
         chance = f"0.500 ± {found.noise:.3f}"

@@ -118,7 +118,8 @@ async def through_a_gateway(stack: RouterStack, key: str) -> Any:
     body = pb.HttpBody(body=json.dumps(chat_body(*TURN, stream=True)).encode(), end_of_stream=True)
     answered = _headers({":status": "200", "content-type": "text/event-stream"})
     async with open_channel(f"127.0.0.1:{stack.router.ext_proc_port}") as channel:
-        call = ext_proc_pb2_grpc.ExternalProcessorStub(channel).Process()
+        # The stubs know the requests alone.
+        call: Any = ext_proc_pb2_grpc.ExternalProcessorStub(channel).Process()
         await call.write(first)
         if (answer := await call.read()).HasField("immediate_response"):
             return [answer.immediate_response.status.code]
@@ -175,18 +176,14 @@ def bearer(key: str) -> tuple[tuple[str, str], ...]:
 async def test_what_is_asked_answered_and_done_is_the_same_whether_or_not_another_tenant_has_the_conversation(
     tmp_path: Path, ask: Ask
 ) -> None:
-    seen = []
+    others, own = [], []
     for opening, session_id in (("hi", "trip"), ("ho", "trap")):
         async with world(tmp_path, opening, session_id) as stack:
-            answer = await ask(stack, "blue-1")
-            seen.append((answer, work_of(stack)))
-            own = await ask(stack, "red-1")
-            seen.append((own, None))
-    blue, red, blue_elsewhere, red_elsewhere = seen
-    assert blue == blue_elsewhere
+            others.append((await ask(stack, "blue-1"), work_of(stack)))
+            own.append(await ask(stack, "red-1"))
+    assert others[0] == others[1]
     # ... and it would show: its own tenant sees the difference.
-    assert red != red_elsewhere
-    assert red[0] != blue[0]
+    assert own[0] not in (own[1], others[0][0])
 
 
 @pytest.mark.parametrize("ask", [over_http, through_a_gateway, by_delete], ids=lambda ask: ask.__name__)
