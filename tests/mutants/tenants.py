@@ -133,7 +133,6 @@ MUTANTS = (
         "return scope_of(model=model, cache_salt=self.salt(tenant, client_salt), tenant=tenant)",
         'return scope_of(model=model, cache_salt=client_salt, tenant="")',
         (f"{_TURNS}::test_tenants_share_neither_scope_nor_salt", f"{_SAME}[over_http]", f"{_SAME}[by_delete]"),
-        fixtures=True,
     ),
     Mutant(
         "one-salt-for-all-tenants",
