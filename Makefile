@@ -7,6 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 SIM ?=
+GATEWAY ?=
 
 # The environments are made by the first of these that is Python 3.11 (the engines' packages are built for it).
 PYTHON ?= $(shell for python in python3.11 python3; do \
@@ -17,7 +18,7 @@ ifeq ($(VENV),.venv)
 ENVIRONMENTS := $(if $(SIM),install-services,install)
 endif
 
-PROTOS := $(patsubst proto/%,%,$(wildcard proto/backhaul/*/v1/*.proto))
+PROTOS := $(patsubst proto/%,%,$(wildcard proto/backhaul/*/v*/*.proto))
 PROTOC = cd proto && PATH="$(abspath $(BIN)):$$PATH" "$(abspath $(BIN))/python" -m grpc_tools.protoc -I. \
 	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
 PRIVATE := /(home|root|Users)/[a-z]|(py)pi[.]org|(python)hosted[.]org|(py)torch[.]org|(npm)js[.]org
@@ -28,11 +29,11 @@ help: ## Prints this list
 
 .PHONY: run
 run: $(ENVIRONMENTS) ## Installs what is needed, then plays a conversation with and without reuse (SIM=1: simulated engines; ARGS=--help for options)
-	@$(BIN)/python -m backhaul_local run $(if $(SIM),--simulated) $(ARGS)
+	@$(BIN)/python -m backhaul_local run $(if $(SIM),--simulated) $(GATEWAY:%=--gateway %) $(ARGS)
 
 .PHONY: up
-up: $(ENVIRONMENTS) ## The same stack, in the foreground until Ctrl-C (SIM=1: simulated engines; ARGS=--help for options)
-	@$(BIN)/python -m backhaul_local up $(if $(SIM),--simulated) $(ARGS)
+up: $(ENVIRONMENTS) ## The same stack, in the foreground until Ctrl-C (SIM=1: simulated engines; GATEWAY=envoy: Envoy in front; ARGS=--help for options)
+	@$(BIN)/python -m backhaul_local up $(if $(SIM),--simulated) $(GATEWAY:%=--gateway %) $(ARGS)
 
 .PHONY: install
 install: ## Makes both environments, .venv and .venv-engine, unless they are up to date

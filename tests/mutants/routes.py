@@ -122,8 +122,8 @@ MUTANTS = (
     Mutant(
         "forget-how-many-turns-there-are",
         _ATTEMPTS,
-        "        self._retries.began()\n",
-        "",
+        "        self._retries.began()\n        for last",
+        "        for last",
         _routes("test_where_every_leg_fails_few_are_repeated"),
     ),
     Mutant(

@@ -282,6 +282,20 @@ async def test_a_tenant_at_its_limit_is_told_that_it_is_its_own() -> None:
         assert "your tenant" in refused.message
 
 
+async def test_new_limits_count_at_once_and_end_nothing() -> None:
+    limits = admission(max_turns=3, max_queued=3, a=TenantLimits(max_turns=1))
+    async with running(limits, "a", "a") as (first, second):
+        limits.limit({"a": TenantLimits(max_turns=2)})
+        await settle()
+        assert second.running
+        limits.limit({"a": TenantLimits(max_turns=1, max_queued=0)})
+        await settle()
+        assert (await refusal(limits, "a")).code == "tenant_limit"
+        assert limits.turn_count == 2
+        await first.end()
+        await second.end()
+
+
 async def test_with_many_turns_that_come_and_go_everybody_is_served_or_told_why() -> None:
     clock = FakeClock()
     limits = admission(max_turns=3, max_queued=20, clock=clock, b=TenantLimits(max_turns=1), c=TenantLimits(priority=1))

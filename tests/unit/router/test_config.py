@@ -18,6 +18,7 @@ from backhaul_router.config import Config
         ("--registry", "nowhere"),
         ("--registry", "a:1", "--listen-http", "8080"),
         ("--registry", "a:1", "--listen-grpc", "127.0.0.1:99999"),
+        ("--registry", "a:1", "--listen-ext-proc", "8082"),
         ("--registry", "a:1", "--body-limit", "0"),
         ("--registry", "a:1", "--body-limit", "2GiB"),
         ("--registry", "a:1", "--lookup-budget-s", "nan"),

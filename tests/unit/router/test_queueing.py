@@ -121,6 +121,34 @@ def test_a_tenant_below_its_own_limit_is_told_that_the_router_is_full() -> None:
     assert line.come("b", "a")[1].refusal is Refusal.TOO_MANY_TURNS
 
 
+# Limits that change
+
+
+def test_turns_that_wait_run_when_their_tenant_may_have_more() -> None:
+    line = Line(max_turns=3, limits={"a": TenantLimits(max_turns=1)})
+    first, *waiting = line.come("a", "a", "a", "a")
+    assert line.queue.limit({"a": TenantLimits(max_turns=9)}, now=line.now) == waiting[:2]
+    assert [ticket.state for ticket in waiting] == [State.RUNNING, State.RUNNING, State.WAITING]
+    assert line.end(first) is waiting[2]
+
+
+def test_turns_go_on_when_their_tenant_may_have_less_and_no_more_begin() -> None:
+    line = Line(max_turns=3)
+    first, second, _, waiting = line.come("a", "a", "b", "a")
+    assert line.queue.limit({"a": TenantLimits(max_turns=1, max_queued=0)}, now=line.now) == []
+    assert [ticket.state for ticket in (first, second, waiting)] == [State.RUNNING, State.RUNNING, State.WAITING]
+    assert line.come("a")[0].refusal is Refusal.TENANT_LIMIT
+    assert line.end(first) is None
+    assert line.end(second) is waiting
+
+
+def test_a_new_priority_counts_for_those_that_wait_already() -> None:
+    line = Line()
+    running, first, later = line.come("x", "a", "b")
+    line.queue.limit(prioritised(b=1), now=line.now)
+    assert line.order(running) == [later, first]
+
+
 # Order
 
 
@@ -267,6 +295,15 @@ class Whatever(RuleBasedStateMachine):
         self.queue = TurnQueue(max_turns=max_turns, max_queued=max_queued, limits=limits)
         self.tickets: list[Ticket] = []
         self.now = 0.0
+        self.had = dict.fromkeys(_TENANTS, (0, 0))
+
+    @rule(limits=st.fixed_dictionaries(dict.fromkeys(_TENANTS, _LIMITS)))
+    def limit(self, limits: Limits) -> None:
+        before, waiting = self.of(State.RUNNING), self.of(State.WAITING)
+        self.limits, self.had = limits, {tenant: self.counts(tenant) for tenant in _TENANTS}
+        started = self.queue.limit(limits, now=self.now)
+        assert self.of(State.RUNNING) == before | set(started)
+        assert self.of(State.WAITING) == waiting - set(started)
 
     @rule(tenant=st.sampled_from(_TENANTS), within_s=st.sampled_from([0.0, 0.5, math.inf, math.inf, math.inf]))
     def come(self, tenant: str, within_s: float) -> None:
@@ -313,6 +350,10 @@ class Whatever(RuleBasedStateMachine):
     def running(self, tenant: str) -> int:
         return sum(ticket.tenant == tenant for ticket in self.of(State.RUNNING))
 
+    def counts(self, tenant: str) -> tuple[int, int]:
+        """Turns that run and that wait."""
+        return self.running(tenant), sum(ticket.tenant == tenant for ticket in self.of(State.WAITING))
+
     def room(self, tenant: str) -> float:
         limit = self.limits[tenant].max_turns
         return math.inf if limit is None else limit - self.running(tenant)
@@ -326,9 +367,12 @@ class Whatever(RuleBasedStateMachine):
         assert len(self.of(State.RUNNING)) == self.queue.running_count <= self.max_turns
         assert len(waiting) == self.queue.waiting_count <= self.max_queued
         for tenant, limits in self.limits.items():
-            assert self.room(tenant) >= 0
-            queued = sum(ticket.tenant == tenant for ticket in waiting)
-            assert limits.max_queued is None or queued <= limits.max_queued
+            running, queued = self.counts(tenant)
+            # Those that were there when it came to have less may stay.
+            had_running, had_queued = self.had[tenant]
+            assert limits.max_turns is None or running <= max(limits.max_turns, had_running)
+            assert limits.max_queued is None or queued <= max(limits.max_queued, had_queued)
+            self.had[tenant] = min(had_running, running), min(had_queued, queued)
 
     @invariant()
     def nobody_waits_for_a_slot_that_is_free(self) -> None:

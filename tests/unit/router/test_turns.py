@@ -1,6 +1,7 @@
 """What a turn does when something fails, and what it never does."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from tests.unit.router.ports import (
     Bench,
     FakeStream,
     Sent,
+    chat_request,
     fault,
     hand_off,
     ready,
@@ -681,6 +683,38 @@ async def test_tenants_share_neither_scope_nor_salt() -> None:
     assert len({red, blue}) == len(set(scopes)) == 2
     with pytest.raises(ApiError):
         await bench.chat("a")
+
+
+async def test_a_turn_whose_tenant_is_gone_by_the_time_it_begins_is_refused() -> None:
+    bench = Bench(tenants=parse_tenants(FILE))
+    request = replace(chat_request("a"), tenant="green")
+    for begun in (bench.turns.run(request), bench.turns.forward(request)):
+        with pytest.raises(ApiError) as caught:
+            async with begun:
+                pytest.fail("it runs")
+        assert caught.value.status == 401
+    assert bench.registry.lookups == []
+    assert bench.engines.prefills == bench.engines.decodes == []
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+async def test_tenants_do_not_name_what_engines_keep_of_media(role: str) -> None:
+    bench = Bench(tenants=parse_tenants(FILE), policy=Policy(explain=True))
+    part = {"type": "image_url", "image_url": None, "uuid": "somebodys"}
+    messages = [{"role": "user", "content": "see"}, {"role": role, "content": [{"type": "text", "text": "x"}, part]}]
+    request = replace(chat_request(messages=messages, authorization="Bearer red-1"), tenant="red")
+    for ask in (bench.run, bench.turns.explain):
+        with pytest.raises(ApiError, match="uuid") as caught:
+            await ask(request)
+        assert (caught.value.status, caught.value.param) == (400, "messages")
+    assert bench.engines.prefills == bench.engines.decodes == []
+
+
+async def test_without_tenants_clients_may_name_their_media() -> None:
+    bench = Bench()
+    part = {"type": "image_url", "image_url": None, "uuid": "mine"}
+    await bench.run(chat_request(messages=[{"role": "user", "content": [part]}]))
+    assert bench.engines.decodes[0].body["messages"][0]["content"] == [part]
 
 
 @pytest.mark.parametrize(

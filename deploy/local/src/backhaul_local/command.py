@@ -35,7 +35,7 @@ _WARM_UP = Plan(turns=2, document_words=300, reply_tokens=80)
 """Enough for both engines to have met, in both directions, before anything is measured."""
 
 UP = """
-[bold]The stack is up.[/bold] Router: {url} (gRPC {grpc}), logs: {logs}
+[bold]The stack is up.[/bold] {front}: {url} (gRPC {grpc}), logs: {logs}
 Registries: {registries}. Agents: {agents}
 
 Try it:
@@ -125,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--etcd-members", type=_count, default=1, metavar="N", help="members of the etcd cluster")
         command.add_argument("--registries", type=_count, default=1, metavar="N", help="registry replicas")
         command.add_argument("--routers", type=_count, default=1, metavar="N", help="router replicas")
+        command.add_argument("--gateway", choices=["none", "envoy"], default="none", help="what is in front of routers")
     return parser
 
 
@@ -143,6 +144,7 @@ def _stack(options: argparse.Namespace, console: Console, steps: Steps) -> Itera
         registries=options.registries,
         routers=options.routers,
         router_flags=["--lookup-budget-s", str(_LOOKUP_BUDGET_S), "--prefer", options.prefer, "--explain"],
+        gateway=options.gateway == "envoy",
         default_ports=True,
         **(_simulated(options) if options.simulated else _real(options, state, steps)),
     )
@@ -197,7 +199,7 @@ def _new_state(root: Path) -> Path:
 def _run(options: argparse.Namespace, console: Console) -> int:
     plan = Plan(turns=options.turns, document_words=options.document_words, reply_tokens=options.reply_tokens)
     with ConsoleSteps(console) as steps, _stack(options, console, steps) as stack:
-        url = stack.routers[0]
+        url = stack.gateway or stack.routers[0]
         steps.begin("Warming up")
         for reuse in (False, True):
             play(url, _WARM_UP, reuse=reuse)
@@ -229,7 +231,8 @@ def _arm(url: str, plan: Plan, console: Console, steps: Steps, *, reuse: bool) -
 def _up(options: argparse.Namespace, console: Console) -> int:
     with ConsoleSteps(console) as steps, _stack(options, console, steps) as stack:
         text = UP.format(
-            url=stack.routers[0],
+            url=stack.gateway or stack.routers[0],
+            front="Envoy" if stack.gateway else "Router",
             grpc=stack.grpc_routers[0],
             logs=stack.logs,
             registries=", ".join(stack.registries),

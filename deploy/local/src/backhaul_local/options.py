@@ -57,5 +57,7 @@ class StackOptions:
     """Added to the environment of the services (not of the engines)."""
     default_ports: bool = False
     """Takes the ports that the README names where they are free, else random ones."""
+    gateway: bool = False
+    """Whether Envoy is in front of the routers."""
     network: Network = field(default_factory=DirectNetwork)
     """Between any two parts; the memory, side channels and notifications of real engines are reached directly."""

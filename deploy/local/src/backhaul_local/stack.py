@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from backhaul_local.engines import MODEL_NAME, EnginePlace, engine_spec
+from backhaul_local.envoy import EnvoyAddresses, envoy_spec
 from backhaul_local.etcd import EtcdMember, etcd_spec
 from backhaul_local.options import Engine, StackOptions
 from backhaul_local.ports import HOST, Ports
@@ -55,7 +56,7 @@ class Stack:
     """Starts everything on entry and ends everything on exit. Use it from one thread at a time.
 
     Processes are named etcd (or etcd-1 to etcd-n), registry-1, prefill-1, agent-prefill-1, decode-1, agent-decode-1,
-    router-1 and so on.
+    router-1 and so on, and envoy.
     """
 
     def __init__(self, options: StackOptions, steps: Steps | None = None) -> None:
@@ -79,6 +80,10 @@ class Stack:
         """Base URL of each router."""
         self.grpc_routers: list[str] = []
         """host:port of each router's gRPC server."""
+        self.pickers: list[str] = []
+        """host:port of each router's endpoint picker, where there is a gateway."""
+        self.gateway = ""
+        """Base URL of the gateway; empty without one."""
 
     def __enter__(self) -> Self:
         with ExitStack() as undo:
@@ -188,9 +193,13 @@ class Stack:
         self._start_registries()
         self._start_agents()
         self._start_routers()
+        if self._options.gateway:
+            self._start_gateway()
         self._await([node.name for node in self.nodes], _ENGINE_START_S)
         self._await([node.agent for node in self.nodes], _SERVICE_START_S)
         self._await([f"router-{index}" for index in range(1, len(self.routers) + 1)], _SERVICE_START_S)
+        if self._options.gateway:
+            self._await(["envoy"], _SERVICE_START_S)
 
     def _declare_nodes(self) -> None:
         for role, engines, first_port in (
@@ -334,9 +343,27 @@ class Stack:
         name = f"router-{index}"
         flags = ["--listen-http", http, "--listen-grpc", grpc, "--registry", self._reached_registries(name)]
         # Nobody here watches readiness.
-        flags += ["--lame-duck-s", "0", *more_flags]
+        flags += ["--lame-duck-s", "0", *self._picker_flags(index), *more_flags]
         self._service(name, "backhaul-router", flags, partial(http_ready, f"http://{http}/ready"), _WAITING)
         return name
+
+    def _picker_flags(self, index: int) -> Sequence[str]:
+        if not self._options.gateway:
+            return ()
+        self.pickers.append(self._address(8082 + 10 * (index - 1)))
+        return "--listen-ext-proc", self.pickers[-1]
+
+    def _start_gateway(self) -> None:
+        listen, admin = self._address(8000), self._address(9901)
+        self.gateway = f"http://{listen}"
+        addresses = EnvoyAddresses(
+            listen=listen,
+            admin=admin,
+            routers=[url.removeprefix("http://") for url in self.routers],
+            pickers=self.pickers,
+        )
+        spec = envoy_spec(addresses, self._options.state / "envoy.yaml")
+        self._launch(spec, partial(http_ready, f"{self.gateway}/ready"), _WAITING)
 
     def _service(
         self,

@@ -31,6 +31,10 @@ def _checked(address: str) -> str:
     return address
 
 
+def _checked_if_given(address: str) -> str:
+    return _checked(address) if address else address
+
+
 def _all_checked(addresses: tuple[str, ...]) -> tuple[str, ...]:
     if not addresses:
         raise ValueError("at least one address is needed")
@@ -39,6 +43,9 @@ def _all_checked(addresses: tuple[str, ...]) -> tuple[str, ...]:
 
 Address = Annotated[str, AfterValidator(_checked)]
 """One address."""
+
+OptionalAddress = Annotated[str, AfterValidator(_checked_if_given)]
+"""One address or an empty text."""
 
 Addresses = Annotated[Texts, AfterValidator(_all_checked)]
 """Several addresses, at least one; written like `Texts`."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 import structlog
@@ -10,7 +10,7 @@ from opentelemetry import metrics
 
 from backhaul_common.clock import Clock
 from backhaul_router.core.errors import ApiError
-from backhaul_router.core.queueing import Refusal, State, Ticket, TurnQueue
+from backhaul_router.core.queueing import Refusal, State, TenantLimits, Ticket, TurnQueue
 
 _log = structlog.get_logger(__name__)
 
@@ -116,6 +116,11 @@ class Admission:
         finally:
             self._ending_count -= 1
             self._let_go(byte_count)
+
+    def limit(self, limits: Mapping[str, TenantLimits]) -> None:
+        """Changes what tenants may have. No turn ends or loses its place by it, and some may run that waited."""
+        for ticket in self._turns.limit(limits, now=self._clock.monotonic()):
+            self._wake(ticket)
 
     def hold(self, byte_count: int) -> None:
         """Counts bytes in. Raises ApiError (429), and counts nothing, when that is too much."""

@@ -36,11 +36,19 @@ def answer_to(
     if body is None:
         counted = (request.fields.get("stream_options") or {}).get("include_usage")
         return Answer(status, headers, outcome, None, Checked(stream, prompt if counted else None))
+    return Answer(status, headers, outcome, whole_answer(body, prompt), None)
+
+
+def whole_answer(body: bytes, prompt: PromptUsage | None) -> bytes:
+    """Returns a whole answer without handles, counting the prompt as the prefill engine does.
+
+    Raises ApiError (502) when it cannot be read.
+    """
     try:
         body = without_params(body)
     except ValueError as error:
         raise ApiError(502, "the decode engine's answer is not valid") from error
-    return Answer(status, headers, outcome, with_prompt(body, prompt) if prompt else body, None)
+    return with_prompt(body, prompt) if prompt else body
 
 
 class Checked:

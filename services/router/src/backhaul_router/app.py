@@ -2,13 +2,14 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from backhaul.envoy.v3 import ext_proc_pb2_grpc
 from backhaul.router.v1 import router_pb2_grpc
 from backhaul_common.clock import SystemClock
 from backhaul_common.errors import InvalidArgumentError
@@ -25,10 +26,12 @@ from backhaul_router.core.routing.assembly import Routing, assemble
 from backhaul_router.core.routing.planner import RoutePolicy
 from backhaul_router.core.routing.settings import RoutingSettings, parse_routing
 from backhaul_router.core.scopes import Scopes
-from backhaul_router.core.tenants import Tenants, parse_tenants
+from backhaul_router.core.tenants import Tenants
 from backhaul_router.core.turn import Route
 from backhaul_router.departures import Departures
 from backhaul_router.engine_client import EngineClient, EngineTimeouts
+from backhaul_router.ext_proc_service import HEALTH_NAMES, ExternalProcessor
+from backhaul_router.ext_proc_service import SERVICE_NAME as EXT_PROC_NAME
 from backhaul_router.grpc_service import SERVICE_NAME, InferenceService
 from backhaul_router.http_protocol import ClientLimits
 from backhaul_router.http_service import HttpService
@@ -45,6 +48,7 @@ from backhaul_router.prompt_tokens import PromptTokens
 from backhaul_router.readiness import Readiness
 from backhaul_router.registry_client import RegistryClient
 from backhaul_router.second_chances import SecondChances
+from backhaul_router.tenants_file import TenantsFile
 from backhaul_router.turns import Turns
 
 _log = structlog.get_logger(__name__)
@@ -62,6 +66,8 @@ class Running:
 
     http_port: int
     grpc_port: int
+    ext_proc_port: int
+    """Of the endpoint picker; 0 without one."""
     table: NodeTable
     routing: Routing
     admission: Admission
@@ -203,31 +209,62 @@ async def running(config: Config) -> AsyncIterator[Running]:
             send_s=config.send_timeout_s,
         )
         router_pb2_grpc.add_InferenceServiceServicer_to_server(inference, grpc_server.server)
+        picker = ExternalProcessor(
+            turns=turns,
+            admission=admission,
+            body_limit_bytes=int(config.body_limit),
+            receive_s=config.receive_timeout_s,
+        )
+        picker_server = _picker_server(config, picker)
+        servers = [server for server in (grpc_server, picker_server) if server is not None]
         if not await registry.listed(within_s=_FIRST_LIST_S):
             _log.warning("no list of nodes yet", registry=config.registry, what_to_do="see that a registry runs there")
-        async with http, grpc_server, asyncio.TaskGroup() as tasks:
-            background = (
+        async with http, AsyncExitStack() as entered, asyncio.TaskGroup() as tasks:
+            for server in servers:
+                await entered.enter_async_context(server)
+            background: tuple[asyncio.Task[None], ...] = (
                 tasks.create_task(watch_orphans(table, engines, clock, changed.set)),
                 tasks.create_task(departures.watch()),
                 tasks.create_task(LoadReports(table, routing.live.reports, clock).run()),
-                tasks.create_task(_follow(changed, table, routing, readiness, grpc_server, owner)),
+                tasks.create_task(_follow(changed, table, routing, readiness, servers, owner)),
             )
+            if isinstance(tenants, TenantsFile):
+                background += (tasks.create_task(tenants.follow(clock, admission.limit)),)
             try:
-                yield Running(http.port, grpc_server.port, table, routing, admission)
-                await _leave(readiness, grpc_server, http)
+                ext_proc_port = picker_server.port if picker_server else 0
+                yield Running(http.port, grpc_server.port, ext_proc_port, table, routing, admission)
+                await _leave(readiness, servers, http)
                 _log.info("leaving", lame_duck_s=config.lame_duck_s, running_turns=admission.turn_count)
                 await clock.sleep(config.lame_duck_s)
             finally:
                 readiness.stop()
-                await asyncio.gather(http.stop(config.grace_s), grpc_server.stop(config.grace_s))
+                picker.leave()
+                stops = (server.stop(config.grace_s) for server in servers)
+                await asyncio.gather(http.stop(config.grace_s), *stops)
                 for task in background:
                     task.cancel()
 
 
-async def _leave(readiness: Readiness, server: GrpcServer, http: HttpService) -> None:
+def _picker_server(config: Config, picker: ExternalProcessor) -> GrpcServer | None:
+    """Returns the server of the endpoint picker, if there is to be one."""
+    if not config.listen_ext_proc:
+        return None
+    server = GrpcServer(
+        address=config.listen_ext_proc,
+        service_names=(EXT_PROC_NAME,),
+        health_names=HEALTH_NAMES,
+        max_message_bytes=max(int(config.body_limit), int(config.answer_limit)) + _FRAME_BYTES,
+        max_calls=2 * config.max_turns + config.max_queued,
+    )
+    ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server(picker, server.server)
+    return server
+
+
+async def _leave(readiness: Readiness, servers: Sequence[GrpcServer], http: HttpService) -> None:
     """Says that the router is about to stop, while it still takes everything."""
     readiness.stop()
-    await server.set_serving(False)
+    for server in servers:
+        await server.set_serving(False)
     http.leave()
 
 
@@ -236,7 +273,7 @@ async def _follow(
     table: NodeTable,
     routing: Routing,
     readiness: Readiness,
-    server: GrpcServer,
+    servers: Sequence[GrpcServer],
     owner: OwnerClient,
 ) -> None:
     """Reports readiness, and drops what belongs to nodes that are gone, after each change of the nodes."""
@@ -250,7 +287,8 @@ async def _follow(
         problem = readiness.problem()
         if ready is not (not problem):
             ready = not problem
-            await server.set_serving(ready)
+            for server in servers:
+                await server.set_serving(ready)
             _log.info("readiness changed", ready=ready, reason=problem or None)
         if ready and reuses is not table.reuses():
             reuses = table.reuses()
@@ -284,13 +322,11 @@ def _client_limits(config: Config) -> ClientLimits:
     )
 
 
-def _tenants(config: Config) -> Tenants:
-    if not config.tenants_file:
-        return Tenants()
+def _tenants(config: Config) -> Tenants | TenantsFile:
     try:
-        return parse_tenants(_read(config.tenants_file).decode())
+        return TenantsFile(config.tenants_file) if config.tenants_file else Tenants()
     except ValueError as error:
-        raise InvalidArgumentError("BAD_TENANTS_FILE", f"{config.tenants_file}: {error}") from error
+        raise InvalidArgumentError("BAD_TENANTS_FILE", str(error)) from error
 
 
 def _cluster_key(config: Config) -> bytes:

@@ -64,6 +64,18 @@ class Attempts:
             self._go_cold(turn, misses.DECODE_FAILED)
         raise AssertionError("unreachable")
 
+    async def prepare(self, turn: Turn) -> HandedOver:
+        """Goes the turn's way as far as its decode leg, which somebody else sends, and once. Raises ApiError."""
+        self._retries.began()
+        return await self._hand_over(turn)
+
+    def sent_elsewhere(self, turn: Turn, handed: HandedOver, failure: Failure | None) -> None:
+        """Takes note of how a decode leg went that somebody else sent."""
+        if failure is None:
+            self._went_well(turn, handed)
+        else:
+            self._live.breakers.failed(handed.plan.decode.node, failure)
+
     # Prefill
 
     async def _hand_over(self, turn: Turn) -> HandedOver:
@@ -188,7 +200,8 @@ class Attempts:
         if self._planner.busy(turn.demand_now, alone=turn.alone):
             message = "all engines that could serve this turn have too much to do; try again in a moment"
             return ApiError(429, message, code="engines_busy", headers={"retry-after": "1"})
-        role = "prefill" if self._table.ready(Role.DECODE, turn.body.model) and not turn.alone else "decode"
+        decodes = [node for node in self._table.ready(Role.DECODE, turn.body.model) if turn.demand.admits(node)]
+        role = "prefill" if decodes and not turn.alone else "decode"
         return ApiError(503, f"no {role} node is ready", headers={"retry-after": "1"})
 
     def _to_decode(self, turn: Turn, plan: Plan) -> HandedOver:

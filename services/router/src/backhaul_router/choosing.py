@@ -77,7 +77,7 @@ class Chooser:
             for beginning in keys.beginnings
             if beginning.digest
         )
-        return Demand(model, token_count, prefixes, held)
+        return replace(turn.demand, token_count=token_count, prefixes=prefixes, held=held)
 
     def _planning(self, turn: Turn) -> Planning:
         """Returns the ways of a turn."""

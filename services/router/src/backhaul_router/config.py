@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from backhaul_common.addresses import Address, Addresses
+from backhaul_common.addresses import Address, Addresses, OptionalAddress
 from backhaul_common.config import ServiceConfig, Texts
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_router.core.turn import Route
@@ -25,6 +25,8 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     """host:port of the OpenAI HTTP API (IPv6 in brackets)"""
     listen_grpc: Address = "127.0.0.1:8081"
     """host:port of the gRPC API"""
+    listen_ext_proc: OptionalAddress = ""
+    """host:port of the endpoint picker for Envoy (see docs/envoy.md); empty: none"""
     registry: Addresses
     """host:port of each registry replica, comma-separated"""
     lookup_budget_s: float = Field(default=0.05, gt=0, le=1)
@@ -41,8 +43,8 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     explain: bool = False
     """tell callers who ask how a turn is routed (Explain, x-backhaul-explain: on); the answers name nodes"""
     tenants_file: str = ""
-    """TOML file with [tenants.NAME] key_sha256 = ["<hex>"], and max_turns, max_queued, priority; without it there is no
-    authentication"""
+    """TOML file with the tenants, hashes of their keys, their limits, and whose tokens are taken (see docs/tenants.md),
+    read anew when it changes; without it there is no authentication"""
     cluster_key_file: str = ""
     """file with the secret that separates tenants inside engines' caches; needed with tenants, equal on all routers"""
     engine_key_file: str = ""

@@ -16,7 +16,7 @@ from backhaul_router.core.errors import ApiError, invalid
 from backhaul_router.core.lookup import MAX_KEYS, checked_session_id, keys_of, session_key
 from backhaul_router.core.nodes import NodeTable
 from backhaul_router.core.scopes import Scopes
-from backhaul_router.core.tenants import Tenants
+from backhaul_router.core.tenants import Callers
 
 _log = structlog.get_logger(__name__)
 
@@ -70,7 +70,7 @@ class Conversations:
     """Ends one conversation after the other."""
 
     def __init__(
-        self, *, registry: Registry, owner: Owner, table: NodeTable, tenants: Tenants, scopes: Scopes, clock: Clock
+        self, *, registry: Registry, owner: Owner, table: NodeTable, tenants: Callers, scopes: Scopes, clock: Clock
     ) -> None:
         self._registry = registry
         self._owner = owner

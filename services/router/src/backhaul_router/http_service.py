@@ -1,11 +1,8 @@
 """The OpenAI HTTP API."""
 
 import asyncio
-import math
 import os
-import re
 import socket
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from types import TracebackType
@@ -26,12 +23,11 @@ from backhaul_router.core.errors import ApiError, invalid
 from backhaul_router.core.sse import WholeLines
 from backhaul_router.http_protocol import ApiProtocol, ApiServer, BodyCutError, ClientLimits, Phase
 from backhaul_router.models import Models
-from backhaul_router.observing import context_from
-from backhaul_router.ports import Answer, TurnRequest
+from backhaul_router.ports import Answer
 from backhaul_router.readiness import Readiness
+from backhaul_router.request_headers import STREAM_HEADERS, left_s, request_id_in, turn_request
 from backhaul_router.turns import Turns
 
-_SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted."""
 _ACCEPTS = 4
@@ -42,10 +38,6 @@ _END_S = 0.1
 
 _PIECE_BYTES = 64 * 1024
 _CONVERSATIONS = "/v1/conversations/"
-_TIMEOUT = "x-envoy-expected-rq-timeout-ms"
-"""Says how long the gateway waits for the answer. HTTP has no such header of its own, and Envoy sends this one."""
-_TIMEOUT_DIGITS = 15
-_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 _Handler = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
 
@@ -127,7 +119,7 @@ class HttpService:
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
-        request_id = _request_id(request)
+        request_id = request_id_in(request.headers)
         try:
             with structlog.contextvars.bound_contextvars(request_id=request_id):
                 return await self._answered(request, request_id)
@@ -164,17 +156,8 @@ class HttpService:
             raise self._too_large()
         headers = request.headers
         tenant = self._turns.authenticate(headers.get("authorization"))
-        async with self._admission.turn(tenant, left_s=_left_s(headers)) as held:
-            turn = TurnRequest(
-                endpoint=Endpoint(request.path),
-                body=await self._body(request, held),
-                tenant=tenant,
-                session_id=headers.get("x-session-id") or headers.get("x-conversation-id"),
-                authorization=headers.get("authorization"),
-                reuse=headers.get("x-backhaul-reuse", "").lower() != "off",
-                explain=headers.get("x-backhaul-explain", "").lower() == "on",
-                parent=context_from(_trace_headers(headers)),
-            )
+        async with self._admission.turn(tenant, left_s=left_s(headers)) as held:
+            turn = turn_request(Endpoint(request.path), headers, await self._body(request, held), tenant)
             async with self._turns.run(turn) as answer:
                 send = self._stream if answer.body is None else self._whole
                 return await send(request, answer, request_id)
@@ -252,7 +235,7 @@ class HttpService:
 
     async def _stream(self, request: web.BaseRequest, answer: Answer, request_id: str) -> web.StreamResponse:
         assert answer.stream is not None
-        headers = {**answer.headers, **_STREAM_HEADERS, "x-request-id": request_id}
+        headers = {**answer.headers, **STREAM_HEADERS, "x-request-id": request_id}
         response = await self._begin(request, answer.status, headers)
         _enter(request, Phase.STREAMING)
         lines, sent = WholeLines(), b""
@@ -311,24 +294,6 @@ def _query(request: web.BaseRequest, *names: str) -> dict[str, str]:
         if name not in names or len(request.query.getall(name)) > 1:
             raise invalid(f"the query may hold each of {', '.join(names)} once", param=name)
     return dict(request.query)
-
-
-def _request_id(request: web.BaseRequest) -> str:
-    """Returns the client's id when it is safe to repeat, else a new one."""
-    given = request.headers.get("x-request-id", "")
-    return given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-def _left_s(headers: Mapping[str, str]) -> float:
-    """Returns how long the answer is waited for, seconds; 0, or none given, is without limit. Raises ApiError (400)."""
-    text = headers.get(_TIMEOUT, "0")
-    if not (text.isascii() and text.isdecimal() and len(text) <= _TIMEOUT_DIGITS):
-        raise invalid(f"the header {_TIMEOUT} must be a whole number of milliseconds", param=_TIMEOUT)
-    return int(text) / 1000 or math.inf
-
-
-def _trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
 
 
 def _printable(path: str) -> str:

@@ -1,8 +1,15 @@
 """Runs single legs, and takes note of what they show."""
 
+import asyncio
 import uuid
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    contextmanager,
+    nullcontext,
+)
 
 from backhaul_router.answers import whole_of
 from backhaul_router.core.body import Endpoint
@@ -20,7 +27,7 @@ from backhaul_router.departures import Departures
 from backhaul_router.lookups import Owner
 from backhaul_router.observing import TurnObserver
 from backhaul_router.ports import Engines, Policy
-from backhaul_router.running_turn import Delivery, HandedOver, Turn
+from backhaul_router.running_turn import DecodeLeg, Delivery, HandedOver, Turn
 
 
 class Legs:
@@ -135,18 +142,7 @@ class Legs:
         Raises EngineError.
         """
         target, node = handed.plan.decode, handed.plan.decode.node
-        # Without the connector nobody would see to it that blocks are retained and can be found.
-        turn.labelled = bool(turn.keys.label) and target.reuse
-        turn.outcome.handed_off = handed.params is not None
-        body = decode_body(
-            turn.body,
-            params=handed.params if handed.params is not None or not turn.labelled else {},
-            scope=turn.scope,
-            keys=turn.keys.label,
-            continues=turn.keys.find,
-            cache_salt=turn.cache_salt,
-            labelled=target.labelled,
-        )
+        body = self._decode_request(turn, handed)
         headers = stack.enter_context(turn.trace.leg("decode", node, turn.outcome))
         work = stack.enter_context(self._running(target, handed.alone_s))
         began_s = turn.trace.elapsed_s
@@ -173,6 +169,41 @@ class Legs:
             self._learn_decode(turn, handed, first_s=first_s, served_s=served_s)
         return Delivery(target, stream, whole, handed.usage)
 
+    @contextmanager
+    def elsewhere(self, turn: Turn, handed: HandedOver) -> Iterator[DecodeLeg]:
+        """Counts a decode leg that somebody else sends, until it is left.
+
+        Nobody tells when its compute is over: it is taken to last as long as it was expected to.
+        """
+        target = handed.plan.decode
+        body = self._decode_request(turn, handed)
+        with (
+            turn.trace.leg("decode", target.node, turn.outcome) as headers,
+            self._running(target, handed.alone_s) as work,
+            _served_after(handed.alone_s, work),
+        ):
+            yield DecodeLeg(target, self._headers(turn, target, headers), body)
+
+    def taken(self, turn: Turn) -> None:
+        """Somebody else has been given a decode leg to send."""
+        self._sent(turn)
+
+    def _decode_request(self, turn: Turn, handed: HandedOver) -> bytes:
+        """Returns the body of a decode leg."""
+        target = handed.plan.decode
+        # Without the connector nobody would see to it that blocks are retained and can be found.
+        turn.labelled = bool(turn.keys.label) and target.reuse
+        turn.outcome.handed_off = handed.params is not None
+        return decode_body(
+            turn.body,
+            params=handed.params if handed.params is not None or not turn.labelled else {},
+            scope=turn.scope,
+            keys=turn.keys.label,
+            continues=turn.keys.find,
+            cache_salt=turn.cache_salt,
+            labelled=target.labelled,
+        )
+
     def _learn_decode(self, turn: Turn, handed: HandedOver, *, first_s: float, served_s: float) -> None:
         if handed.params is not None:
             self._learning.decoded(handed.plan.decode, turn.demand, seconds=first_s)
@@ -198,3 +229,12 @@ class Legs:
     def _headers(self, turn: Turn, target: Target, trace_headers: Mapping[str, str]) -> dict[str, str]:
         # An engine's request id is new for each leg and attempt: vLLM mixes up requests with equal ones.
         return {**turn.engine_headers, **trace_headers, **target.headers, "x-request-id": uuid.uuid4().hex}
+
+
+@contextmanager
+def _served_after(seconds: float, work: Work) -> Iterator[None]:
+    timer = asyncio.get_running_loop().call_later(seconds, work.served)
+    try:
+        yield
+    finally:
+        timer.cancel()

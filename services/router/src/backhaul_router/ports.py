@@ -95,6 +95,8 @@ class TurnRequest:
     """Whether the answer should say why it was served that way."""
     parent: Context | None = None
     """Trace context of the caller."""
+    endpoints: frozenset[str] | None = None
+    """host:port of the decode engines that may answer, where a gateway names them; None: all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """One turn while it runs, and what its legs have come to."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from backhaul_router.core.body import Endpoint, TurnBody
@@ -97,6 +98,15 @@ class HandedOver:
     """What the decode engine is estimated to compute, seconds."""
     usage: PromptUsage | None = None
     """The prompt's token counts when the decode engine is handed its blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLeg:
+    """A decode leg as somebody else is to send it."""
+
+    target: Target
+    headers: Mapping[str, str]
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)

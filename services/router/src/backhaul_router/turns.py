@@ -1,25 +1,26 @@
 """Runs turns: look up, claim, both legs, the answer."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from backhaul_router.answers import Labelled, answer_to
 from backhaul_router.attempts import Attempts
 from backhaul_router.choosing import Chooser
 from backhaul_router.core.body import TurnBody, parse_body
 from backhaul_router.core.engines import EngineError, Failure
-from backhaul_router.core.errors import ApiError, bounded
+from backhaul_router.core.errors import ApiError, bounded, invalid
 from backhaul_router.core.fresh import FreshKeys
-from backhaul_router.core.kinds import decode_alone
+from backhaul_router.core.kinds import decode_alone, names_media
 from backhaul_router.core.legs import prompt_tokens_in
 from backhaul_router.core.lookup import TurnKeys, checked_session_id, keys_of
 from backhaul_router.core.nodes import NodeTable
 from backhaul_router.core.routing.demand import Demand
 from backhaul_router.core.routing.live import Live
 from backhaul_router.core.scopes import Scopes
-from backhaul_router.core.tenants import Tenants
+from backhaul_router.core.tenants import Callers
 from backhaul_router.core.turn import Outcome
 from backhaul_router.explaining import HEADER, TurnExplanation, explanation_in_header
+from backhaul_router.forwarding import Forwarded
 from backhaul_router.legs import Legs
 from backhaul_router.observing import TurnObserver, TurnTrace
 from backhaul_router.ports import Answer, Policy, TurnRequest
@@ -43,7 +44,7 @@ class Turns:
         table: NodeTable,
         live: Live,
         fresh: FreshKeys,
-        tenants: Tenants,
+        tenants: Callers,
         scopes: Scopes,
         policy: Policy,
         observer: TurnObserver,
@@ -76,49 +77,77 @@ class Turns:
         Leaving early, by cancellation or error, ends both legs, returns a claim that was not used, and has a hand-off
         freed that nobody will read. Raises ApiError while entering.
         """
-        body = parse_body(request.endpoint, request.body)
-        self._check_model(body.model)
-        outcome = Outcome()
-        with self._observer.turn(request.endpoint, body.model, outcome, request.parent) as trace:
-            turn = self._begin(request, body, outcome, trace)
-            try:
-                async with AsyncExitStack() as stack:
-                    await self._chooser.choose(turn, reuse=request.reuse)
-                    delivery = await self._attempts.deliver(turn, stack)
-                    if delivery.body is None:
-                        outcome.ttft_s = trace.elapsed_s
-                    else:
-                        outcome.answer_s = trace.elapsed_s
-                    answer = answer_to(turn.body, outcome, delivery.stream, delivery.body, delivery.usage)
-                    if turn.explanation is not None:
-                        answer.headers[HEADER] = explanation_in_header(turn.explanation)
-                    retained = turn.labelled and answer.status == 200
-                    stream, own = answer.stream or delivery.stream, turn.keys.own if retained else ""
-                    with Labelled(self._fresh, turn.scope, own, outcome, stream):
-                        try:
-                            yield answer
-                        except EngineError as error:
-                            self._live.breakers.failed(delivery.target.node, error.failure)
-                            raise
-                    if outcome.result == "broken":
-                        self._live.breakers.failed(delivery.target.node, Failure.DISCONNECTED)
-            finally:
-                self._legs.clean_up(turn)
+        with self._begun(request) as turn:
+            outcome, trace = turn.outcome, turn.trace
+            async with AsyncExitStack() as stack:
+                await self._chooser.choose(turn, reuse=request.reuse)
+                delivery = await self._attempts.deliver(turn, stack)
+                if delivery.body is None:
+                    outcome.ttft_s = trace.elapsed_s
+                else:
+                    outcome.answer_s = trace.elapsed_s
+                answer = answer_to(turn.body, outcome, delivery.stream, delivery.body, delivery.usage)
+                if turn.explanation is not None:
+                    answer.headers[HEADER] = explanation_in_header(turn.explanation)
+                retained = turn.labelled and answer.status == 200
+                stream, own = answer.stream or delivery.stream, turn.keys.own if retained else ""
+                with Labelled(self._fresh, turn.scope, own, outcome, stream):
+                    try:
+                        yield answer
+                    except EngineError as error:
+                        self._live.breakers.failed(delivery.target.node, error.failure)
+                        raise
+                if outcome.result == "broken":
+                    self._live.breakers.failed(delivery.target.node, Failure.DISCONNECTED)
+
+    @asynccontextmanager
+    async def forward(self, request: TurnRequest) -> AsyncIterator[Forwarded]:
+        """Runs one turn but for its decode leg, which the caller has somebody send; entered when that can be done.
+
+        The decode leg counts as running until this is left. Leaving early, by cancellation or error, does what it does
+        for `run`. Raises ApiError while entering.
+        """
+        with self._begun(request) as turn:
+            await self._chooser.choose(turn, reuse=request.reuse)
+            handed = await self._attempts.prepare(turn)
+            with self._legs.elsewhere(turn, handed) as leg:
+                yield Forwarded(turn, handed, leg, legs=self._legs, attempts=self._attempts, fresh=self._fresh)
 
     async def explain(self, request: TurnRequest) -> TurnExplanation:
         """Returns how a turn would be served now. Raises ApiError."""
         if not self._policy.explain:
             raise ApiError(412, "this router does not explain: it runs without --explain", code="explain_off")
-        body = parse_body(request.endpoint, request.body)
-        self._check_model(body.model)
+        body = self._body(request)
         with self._observer.question(request.parent) as trace:
             turn = self._begin(request, body, Outcome(), trace)
             return await self._chooser.explain(turn, reuse=request.reuse)
+
+    def _body(self, request: TurnRequest) -> TurnBody:
+        """Returns a request's body. Raises ApiError (400, 404)."""
+        body = parse_body(request.endpoint, request.body)
+        self._check_model(body.model)
+        if self._tenants.configured and names_media(body):
+            message = "a content part must not have a 'uuid' here: engines keep media by it for all tenants alike"
+            raise invalid(message, param="messages")
+        return body
 
     def _check_model(self, model: str) -> None:
         if len(self._table) and not self._table.serves(model):
             name = bounded(model, _LONGEST_NAME)
             raise ApiError(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
+
+    @contextmanager
+    def _begun(self, request: TurnRequest) -> Iterator[Turn]:
+        # It may have waited, or sent its body slowly.
+        self._tenants.check(request.tenant)
+        body = self._body(request)
+        outcome = Outcome()
+        with self._observer.turn(request.endpoint, body.model, outcome, request.parent) as trace:
+            turn = self._begin(request, body, outcome, trace)
+            try:
+                yield turn
+            finally:
+                self._legs.clean_up(turn)
 
     def _begin(self, request: TurnRequest, body: TurnBody, outcome: Outcome, trace: TurnTrace) -> Turn:
         tenant = request.tenant
@@ -133,7 +162,7 @@ class Turns:
             engine_headers=self.engine_headers(request.authorization),
             outcome=outcome,
             trace=trace,
-            demand=Demand(body.model, 0),
+            demand=Demand(body.model, 0, endpoints=request.endpoints),
             given_tokens=len(prompt_tokens_in(body) or ()),
             explanation=TurnExplanation() if request.explain and self._policy.explain else None,
         )

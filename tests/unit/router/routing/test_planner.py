@@ -129,6 +129,17 @@ def test_the_least_estimate_wins_and_what_is_as_good_goes_to_the_holder(seconds:
     assert chosen(Plans(**seconds).plan()) == best
 
 
+def test_only_decode_engines_that_the_gateway_names_answer_whoever_prefills() -> None:
+    plans = Plans()
+    assert chosen(plans.plan(holder=None, endpoints=frozenset({D2.node.endpoint}))) == "cold p1 d2"
+    assert chosen(plans.plan(endpoints=frozenset({D1.node.endpoint}))) == "append d1"
+    elsewhere = plans.plan(endpoints=frozenset({D2.node.endpoint}))
+    assert chosen(elsewhere) == "cold p1 d2"
+    assert (reason(elsewhere, Route.APPEND), reason(elsewhere, Route.WARM)) == (misses.HOLDER_AVOIDED,) * 2
+    nowhere = plans.plan(endpoints=frozenset())
+    assert (chosen(nowhere), reason(nowhere, Route.COLD)) == ("none", misses.NO_DECODE)
+
+
 def test_a_short_prompt_may_go_to_one_engine_alone() -> None:
     plans = Plans(alone=0.5)
     assert chosen(plans.plan(holder=None, token_count=256)) == "cold d1"

@@ -1,4 +1,4 @@
-"""Which requests the decode engine must serve alone, without a hand-off."""
+"""Kinds of requests: which a decode engine must serve alone, which are text, which name what engines keep."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,6 +34,18 @@ def text_only(body: TurnBody) -> bool:
     """Tells whether the prompt is nothing but text, or tokens: then its tokens say all that an engine computes from."""
     messages = body.fields["messages"] if body.endpoint is Endpoint.CHAT else ()
     return all(_is_text(message.get("content")) for message in messages)
+
+
+def names_media(body: TurnBody) -> bool:
+    """Tells whether the client gives an image or the like a name of its own (``uuid``).
+
+    vLLM keeps media by such names, whatever the cache salt, and takes what is there for whoever names it, even if
+    nothing else is sent (`renderers/chat_utils.py`; `multimodal/processing/inputs.py`, ``get_mm_hashes``).
+    """
+    messages = body.fields["messages"] if body.endpoint is Endpoint.CHAT else ()
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return any(isinstance(part, dict) and part.get("uuid") is not None for part in parts)
 
 
 def tokens_certain(body: TurnBody) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from urllib.parse import urlsplit
 
 from backhaul_router.core.tensor_parallel import reads
 
@@ -72,6 +73,12 @@ class Node:
     def engine(self, engine_id: str) -> Engine | None:
         """Returns the engine with this id; None when that incarnation is gone."""
         return next((engine for engine in self.engines if engine.engine_id == engine_id), None)
+
+    @property
+    def endpoint(self) -> str:
+        """host:port of its engine, IPv6 in brackets."""
+        url = urlsplit(self.engine_url)
+        return url.netloc if url.port else f"{url.netloc}:{443 if url.scheme == 'https' else 80}"
 
     @property
     def ready(self) -> bool:

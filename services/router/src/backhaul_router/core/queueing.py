@@ -148,6 +148,13 @@ class TurnQueue:
         self._tidy(ticket.tenant, line)
         return self._start_next(now) if before is State.RUNNING else None
 
+    def limit(self, limits: Mapping[str, TenantLimits], *, now: float) -> list[Ticket]:
+        """Changes what tenants may have; returns the turns that run by it. Those that run or wait already may stay."""
+        self._limits = limits
+        for tenant, line in self._lines.items():
+            line.limits = limits.get(tenant, TenantLimits())
+        return list(iter(lambda: self._start_next(now), None))
+
     @property
     def line_count(self) -> int:
         """Tenants that have turns here."""

@@ -2,13 +2,13 @@
 
 from backhaul_router.core.lookup import scope_of
 from backhaul_router.core.salt import salt_for
-from backhaul_router.core.tenants import Tenants
+from backhaul_router.core.tenants import Callers
 
 
 class Scopes:
     """Salts and scopes of all tenants."""
 
-    def __init__(self, tenants: Tenants, cluster_key: bytes) -> None:
+    def __init__(self, tenants: Callers, cluster_key: bytes) -> None:
         """``cluster_key`` is used when tenants are configured."""
         self._tenants = tenants
         self._cluster_key = cluster_key

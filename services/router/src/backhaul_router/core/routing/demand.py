@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from backhaul_router.core.nodes import Node
 from backhaul_router.core.routing.target import Target
 
 
@@ -54,6 +55,12 @@ class Demand:
     partners: tuple[Target, ...] = ()
     """Engines of the other role with which blocks are to be exchanged: any one of them will do. For a leg with a known
     partner only that one."""
+    endpoints: frozenset[str] | None = None
+    """host:port of the engines that may answer, where a gateway names them; None: all."""
+
+    def admits(self, decode: Node) -> bool:
+        """Tells whether a decode node may answer."""
+        return self.endpoints is None or decode.endpoint in self.endpoints
 
     def held_by(self, target: Target) -> int:
         """Returns the tokens of the prompt that an engine holds for certain; 0 for all but the holder."""

@@ -216,7 +216,7 @@ class Planner:
         return self._policy.prefer is None and demand.token_count <= most
 
     def _over_two(self, demand: Demand, explanations: Explanations | None) -> Plan | None:
-        prefills, decodes = self._targets(Role.PREFILL, demand.model), self._targets(Role.DECODE, demand.model)
+        prefills, decodes = self._targets(Role.PREFILL, demand.model), self._decodes(demand)
         prefill = self._run(Leg.PREFILL, replace(demand, partners=tuple(decodes)), prefills, explanations)
         if prefill is None:
             return None
@@ -226,7 +226,7 @@ class Planner:
         return Plan(Route.COLD, prefill, decode, self._estimator.cold(demand, prefill, decode))
 
     def _decode_only(self, demand: Demand, explanations: Explanations | None) -> Plan | None:
-        decode = self._run(Leg.ALONE, demand, self._targets(Role.DECODE, demand.model), explanations)
+        decode = self._run(Leg.ALONE, demand, self._decodes(demand), explanations)
         return None if decode is None else Plan(Route.COLD, None, decode, self._estimator.alone(demand, decode))
 
     # What ways are made of
@@ -243,8 +243,11 @@ class Planner:
                 self._known[role, model] = targets
         return targets
 
+    def _decodes(self, demand: Demand) -> list[Target]:
+        return [target for target in self._targets(Role.DECODE, demand.model) if demand.admits(target.node)]
+
     def _missing(self, demand: Demand) -> str:
-        return misses.NO_PREFILL if self._targets(Role.DECODE, demand.model) else misses.NO_DECODE
+        return misses.NO_PREFILL if self._decodes(demand) else misses.NO_DECODE
 
     def _run(
         self, leg: Leg, demand: Demand, targets: Sequence[Target], explanations: Explanations | None
@@ -279,7 +282,9 @@ class Planner:
 
     def _reachable(self, holder: Target, leg: Leg, demand: Demand) -> bool:
         """Tells whether a holder should be used: filters leave it, and it is well, or no other decode node is."""
-        if holder.node.node_id in demand.tried or not self._profiles[leg].admits(demand, leg, holder):
+        if holder.node.node_id in demand.tried or not demand.admits(holder.node):
+            return False
+        if not self._profiles[leg].admits(demand, leg, holder):
             return False
         if self._well(holder.node):
             return True

@@ -1,0 +1,151 @@
+"""Conversations through a real Envoy, over two routers: routes, texts, and what no router needs to do any more."""
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backhaul_local.engines import EngineOptions
+from backhaul_local.options import Engine, StackOptions
+from backhaul_local.processes import Process
+from backhaul_local.simulated import SimulatedEngine
+from backhaul_local.stack import Stack
+from tests.e2e.stack.chat import Chat, answered, opening
+from tests.e2e.stack.conftest import conversation, eventually, eventually_warm
+from tests.engine_fixtures import REAL
+
+ROUTER = ("--lookup-budget-s", "0.5")
+"""Generous: the engines of a test machine take all its cores."""
+
+_SPEEDS = ("--prefill-tokens-per-s", "20000", "--decode-step-s", "0.002", "--max-model-len", "16384")
+
+
+@pytest.fixture(scope="module", params=["simulated", REAL])
+def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two routers behind Envoy; simulated engines, then real ones."""
+    real = request.param == "real"
+    place = {}
+    prefill: Engine = SimulatedEngine(flags=_SPEEDS)
+    decode: Engine = SimulatedEngine(flags=_SPEEDS)
+    if real:
+        names = {"engine_python": "engine_python", "model": "tiny_model"}
+        place = {name: request.getfixturevalue(fixture) for name, fixture in names.items()}
+        prefill, decode = EngineOptions(), EngineOptions()
+    options = StackOptions(
+        state=tmp_path_factory.mktemp("envoy"),
+        prefill=[prefill],
+        decode=[decode] if real else [decode] * 2,
+        routers=2,
+        gateway=True,
+        router_flags=["--prefer", "warm", *ROUTER],
+        **place,
+    )
+    with Stack(options) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def chat(stack: Stack) -> Iterator[Chat]:
+    """A client of Envoy, once a conversation was seen to be warm through it."""
+    chat = Chat(stack.gateway)
+    eventually_warm(chat)
+    yield chat
+    chat.http.close()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_a_conversation_is_cold_then_warm_and_says_what_it_would_say_without_reuse(chat: Chat, stream: bool) -> None:
+    messages, replies = opening(), []
+    for _ in range(3):
+        replies.append(chat.send(messages, stream=stream))
+        assert replies[-1].text == chat.cold(messages)
+        messages = answered(messages, replies[-1].text)
+
+    assert [(reply.status, reply.route) for reply in replies] == [(200, "cold"), (200, "warm"), (200, "warm")]
+    assert all(reply.read > 0 for reply in replies[1:])
+    assert not any(word in reply.raw for reply in replies for word in ("kv_transfer_params", "remote_host"))
+
+
+def test_the_holder_goes_on_by_itself(stack: Stack) -> None:
+    chat = Chat(stack.gateway)
+    for name in ("router-1", "router-2"):
+        stack.stop(name)
+        stack.restart(name, flags={"--prefer": "append"})
+    try:
+        messages, _ = conversation(chat)
+        reply = chat.send(messages)
+
+        assert (reply.status, reply.route) == (200, "append")
+        assert reply.text == chat.cold(messages)
+    finally:
+        chat.http.close()
+        for name in ("router-1", "router-2"):
+            stack.stop(name)
+            stack.restart(name, flags={"--prefer": "warm"})
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["killed", "told to end"])
+def test_an_answer_goes_on_when_its_router_is_gone(stack: Stack, chat: Chat, told: bool) -> None:
+    messages = opening(60)
+    right = chat.cold(messages, tokens=800)
+    got: list[str] = []
+    with chat.http.stream("POST", "/v1/chat/completions", json=_asked(messages, 800)) as answer:
+        lines = answer.iter_lines()
+        got.append(next(lines))
+        try:
+            for name in ("router-1", "router-2"):
+                (stack.stop if told else stack.kill)(name)
+                # It does not wait for answers that others send.
+                assert stack.process(name).exit_code == (0 if told else -9)
+            got.extend(lines)
+            refused = chat.send(opening())
+        finally:
+            for name in ("router-1", "router-2"):
+                if not stack.process(name).running:
+                    stack.restart(name)
+
+    assert "data: [DONE]" in got[-3:]
+    assert right.split()[-1] in "".join(got)
+    assert (refused.status, "error" in refused.raw) == (503, True)
+    eventually(lambda: chat.send(opening()).status == 200, within_s=20)
+
+
+def test_tokens_cost_no_router_any_time(stack: Stack, chat: Chat) -> None:
+    def cost_s(tokens: int) -> float:
+        before = _cpu_s(stack)
+        streams = [threading.Thread(target=_stream, args=(stack.gateway, tokens)) for _ in range(16)]
+        for stream in streams:
+            stream.start()
+        for stream in streams:
+            stream.join()
+        return _cpu_s(stack) - before
+
+    cost_s(10)
+    short, long = cost_s(10), cost_s(400)
+
+    # Through Python 16 x 390 tokens cost about half a second.
+    assert long - short < 0.25
+
+
+def _stream(url: str, tokens: int) -> None:
+    chat = Chat(url)
+    chat.send([{"role": "user", "content": uuid.uuid4().hex}], tokens=tokens)
+    chat.http.close()
+
+
+def _asked(messages: object, tokens: int) -> dict[str, object]:
+    limits = {"max_tokens": tokens, "min_tokens": tokens, "temperature": 0}
+    return {"model": "backhaul-demo", "messages": messages, "stream": True, **limits}
+
+
+def _cpu_s(stack: Stack) -> float:
+    return sum(map(_cpu_s_of, (stack.process("router-1"), stack.process("router-2"))))
+
+
+def _cpu_s_of(process: Process) -> float:
+    # After the name, which may hold anything: utime and stime are the 12th and 13th field (proc_pid_stat(5)).
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
