@@ -1,6 +1,7 @@
 """Certificates for trying TLS: a CA of one's own, and one certificate for each service. Not for production."""
 
 import ipaddress
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -48,8 +49,8 @@ class Authority:
         folder.mkdir(parents=True, exist_ok=True)
         if not self.path.exists():
             self._key = _write_key(key_path)
-            self._name = _name("Backhaul test CA")
-            certificate = _builder(self._name, self._name, self._key, _CA_LIFE).add_extension(
+            self._name = _name(f"Backhaul CA for trying it {secrets.token_hex(4)}")
+            certificate = self._builder(self._name, self._key, _CA_LIFE).add_extension(
                 x509.BasicConstraints(ca=True, path_length=0), critical=True
             )
             _write_certificate(self.path, certificate, self._key)
@@ -66,7 +67,7 @@ class Authority:
         names: list[x509.GeneralName] = [x509.DNSName(name_of(role)), x509.UniformResourceIdentifier(uri_of(role))]
         key = _write_key(pair.key)
         certificate = (
-            _builder(_name(name_of(role)), self._name, key, life)
+            self._builder(_name(name_of(role)), key, life)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([*names, *map(_host, hosts)]), critical=False)
             .add_extension(
@@ -76,6 +77,21 @@ class Authority:
         )
         _write_certificate(pair.cert, certificate, self._key)
         return pair
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, life: timedelta) -> x509.CertificateBuilder:
+        now = datetime.now(UTC)
+        issuer = self._key.public_key()
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now + min(life, timedelta()) - _EARLIER)
+            .not_valid_after(now + life)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
+        )
 
 
 def name_of(role: str) -> str:
@@ -104,21 +120,6 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, life: timedelta
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now + min(life, timedelta()) - _EARLIER)
-        .not_valid_after(now + life)
-    )
 
 
 def _write_key(path: Path) -> ec.EllipticCurvePrivateKey:

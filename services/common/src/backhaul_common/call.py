@@ -7,7 +7,6 @@ import argparse
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -20,7 +19,7 @@ from backhaul_common.addresses import split_address
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.grpc_client import CHANNEL_OPTIONS, name_options, to_error
 from backhaul_common.tls.channels import channel_credentials
-from backhaul_common.tls.files import TlsFiles, read_material
+from backhaul_common.tls.files import TlsFiles, read_material, time_of_day
 
 _APIS = (*(f"backhaul.{area}.v1.{area}_pb2" for area in ("agent", "registry", "router")), "grpc_health.v1.health_pb2")
 
@@ -69,7 +68,7 @@ def _channel(options: argparse.Namespace) -> grpc.Channel:
     if not options.tls_ca:
         return grpc.insecure_channel(options.address, options=CHANNEL_OPTIONS)
     files = TlsFiles(cert=options.tls_cert, key=options.tls_key, ca=options.tls_ca)
-    credentials = channel_credentials(read_material(files, datetime.now(UTC)))
+    credentials = channel_credentials(read_material(files, time_of_day()))
     return grpc.secure_channel(
         options.address, credentials, options=(*CHANNEL_OPTIONS, *name_options(options.tls_name))
     )

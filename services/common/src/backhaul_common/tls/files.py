@@ -1,7 +1,7 @@
 """Certificates, keys and CAs as PEM files hold them: read together, and only if they fit."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
@@ -31,6 +31,11 @@ class Material:
     ca: bytes = b""
     expires: datetime | None = None
     """When the certificate is over, or the last of the CAs if that is sooner; None without either."""
+
+
+def time_of_day() -> datetime:
+    """Returns the time that certificates are valid by. Nothing else rests on it."""
+    return datetime.now(UTC)
 
 
 def read_material(files: TlsFiles, now: datetime) -> Material:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import structlog
@@ -10,7 +10,7 @@ from opentelemetry import metrics
 
 from backhaul_common.clock import Clock
 from backhaul_common.errors import InvalidArgumentError
-from backhaul_common.tls.files import Material, TlsFiles, read_material
+from backhaul_common.tls.files import Material, TlsFiles, read_material, time_of_day
 
 _log = structlog.get_logger(__name__)
 
@@ -23,14 +23,10 @@ WARN_FROM = timedelta(days=14)
 Now = Callable[[], datetime]
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 class Identity:
     """Takes new files while the service runs; files that do not fit together leave what was there in force."""
 
-    def __init__(self, name: str, files: TlsFiles, *, now: Now = _now) -> None:
+    def __init__(self, name: str, files: TlsFiles, *, now: Now = time_of_day) -> None:
         """`name` says what it is for, in logs and metrics. Raises InvalidArgumentError (TLS_FILES)."""
         self.name = name
         self._files = files
@@ -78,7 +74,7 @@ class Identity:
 async def keep_current(*parts: Identity | None, clock: Clock) -> None:
     """Looks at their files again and again, until cancelled, and has their remaining time measured."""
     identities = [part for part in parts if part is not None]
-    _observe(identities)
+    observe_remaining(identities)
     while True:
         for identity in identities:
             # Files may be on a disk that hangs.
@@ -86,7 +82,9 @@ async def keep_current(*parts: Identity | None, clock: Clock) -> None:
         await clock.sleep(LOOK_S)
 
 
-def _observe(identities: Sequence[Identity]) -> None:
+def observe_remaining(identities: Sequence[Identity]) -> None:
+    """Has it measured, whenever metrics are read, how long each can be used."""
+
     def observations(_: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
         for identity in identities:
             if (left := identity.left()) is not None:
