@@ -55,13 +55,14 @@ def _caller(material: Material) -> ssl.SSLContext:
 def _listener(material: Material) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # A session that is resumed is not asked for its certificate again.
-    context.num_tickets = 0
-    context.options |= ssl.OP_NO_TICKET
     _show(context, material)
     if material.ca:
         context.load_verify_locations(cadata=material.ca.decode())
         context.verify_mode = ssl.CERT_REQUIRED
+        # Whoever takes a session up again is not asked for a certificate, though its CA be gone by now. In TLS 1.3
+        # sessions are tickets; in 1.2 OpenSSL keeps them as well (SSL_SESS_CACHE_SERVER), and Python cannot forbid it.
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
     return context
 
 
