@@ -121,7 +121,7 @@ MUTANTS = (
         _CHANNELS,
         "        asyncio.get_running_loop().call_later(LAST_CALLS_S, self._replaced.discard, self._channel)",
         "        self._closing = asyncio.get_running_loop().create_task(self._channel.close())",
-        _over("grpc", "test_calls_go_out_under_the_certificate_that_is_in_force_and_what_runs_goes_on"),
+        _over("grpc", "test_calls_under_load_survive_one_new_certificate_after_the_other"),
     ),
     Mutant(
         "trust-the-old-ca-over-http",

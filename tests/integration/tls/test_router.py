@@ -257,8 +257,7 @@ async def test_turns_under_load_survive_one_new_certificate_after_the_other(
                 take(by.issue(f"next-{side.cert.stem}"), side)
 
         async with asyncio.TaskGroup() as group:
-            for turn in (http_turn, http_turn, http_turn, grpc_turn):
-                group.create_task(load(turn))
+            loads = [group.create_task(load(turn)) for turn in (http_turn, http_turn, http_turn, grpc_turn)]
             await more()
             for change in (
                 lambda: both(ca, authority, stranger),
@@ -273,6 +272,7 @@ async def test_turns_under_load_survive_one_new_certificate_after_the_other(
                 await more()
             stopping.set()
         assert all(done)
+        assert not any(task.cancelled() for task in loads)
         # And none of the old ones is trusted any more.
         with pytest.raises(aiohttp.ClientError):
             await over_http(stack.url, identity(authority.issue("late"), stranger))

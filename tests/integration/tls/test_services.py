@@ -1,7 +1,7 @@
 """Registry, agent, etcd and engine over TLS, and who may do what there."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,15 @@ from structlog.testing import capture_logs
 from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
 from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
 from backhaul_common.call import main as call_from_command_line
+from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_local.certificates import Authority, name_of
+from backhaul_node_agent.app import App
+from backhaul_node_agent.config import Config as AgentConfig
+from backhaul_registry import app as registry_app
+from backhaul_registry.config import Config as RegistryConfig
+from backhaul_router.app import running as running_router
+from backhaul_router.config import Config as RouterConfig
 from tests.contract.owner_node import AgentNode, agent_node
 from tests.fakes.certificates import OVER, identity, settings
 from tests.fakes.etcd_process import EtcdProcess
@@ -153,6 +160,24 @@ async def test_an_engine_that_cannot_prove_itself_is_not_asked(
         async with agent_node(tmp_path, "127.0.0.1:9", **shown) as agent:
             await eventually(lambda: any("CertificateError" in log.get("problem", "") for log in logs))
             assert agent.http.requests == []
+
+
+@pytest.mark.parametrize("service", ["registry", "agent", "router"])
+async def test_a_service_does_not_start_with_files_that_it_cannot_use(authority: Authority, service: str) -> None:
+    shown: dict[str, Any] = settings(authority.issue(service, life=OVER), authority)
+    stopping = asyncio.Event()
+
+    async def router() -> None:
+        async with running_router(RouterConfig(registry=("127.0.0.1:9",), **shown)):
+            pass
+
+    starts: dict[str, Callable[[], Awaitable[None]]] = {
+        "registry": lambda: registry_app.run(RegistryConfig(**shown), stopping),
+        "agent": lambda: App(AgentConfig(**shown)).run(stopping),
+        "router": router,
+    }
+    with pytest.raises(InvalidArgumentError, match=f"{service}.pem has expired on .*: have a new one issued"):
+        await starts[service]()
 
 
 async def test_an_operator_calls_from_the_command_line(

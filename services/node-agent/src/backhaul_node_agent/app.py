@@ -69,8 +69,6 @@ class App:
     def __init__(self, config: Config, *, clock: Clock | None = None) -> None:
         self._config = config
         self._clock = clock or SystemClock()
-        self._tls = Identity("services", config.tls_files) if config.tls_files else None
-        self._engine_tls = Identity("engines", config.engine_files) if config.engine_files else None
         self._session = secrets.token_hex(16)
         self._advertised_host, _ = split_address(config.advertised)
         self._side_host, self._side_port = split_address(config.side_channel)
@@ -100,6 +98,8 @@ class App:
     async def run(self, stopping: asyncio.Event) -> None:
         """Runs until `stopping` is set, then drains. Raises BackhaulError when it cannot start."""
         config = self._config
+        self._tls = Identity("services", config.tls_files) if config.tls_files else None
+        self._engine_tls = Identity("engines", config.engine_files) if config.engine_files else None
         async with contextlib.AsyncExitStack() as stack:
             # zmq's term would wait for ever for a socket that was left open.
             context = zmq.asyncio.Context()
