@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from backhaul_common.tls import CallerContext, Identity, TlsFiles
 from backhaul_common.tls import identity as identities
 from backhaul_local.certificates import Authority, name_of
 from tests.fakes.certificates import OVER, both, identity, settings, take
-from tests.fakes.engine import FakeEngine, hang
+from tests.fakes.engine import FakeEngine, answer, hang
 from tests.fakes.eventually import eventually
 from tests.fakes.router_stack import CHAT, RouterStack, chat_body, router_stack
 from tests.integration.test_router_turns import label_key
@@ -91,8 +92,11 @@ async def test_where_clients_need_certificates_only_those_of_their_ca_are_let_in
 
 
 async def over_http(url: str, tls: Identity | None) -> int:
-    ssl = CallerContext(tls).current() if tls else True
-    async with aiohttp.ClientSession() as session, session.post(f"{url}{CHAT}", json=chat_body("hi"), ssl=ssl) as got:
+    context = CallerContext(tls).current() if tls else True
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}{CHAT}", json=chat_body("hi"), ssl=context) as got,
+    ):
         await got.read()
         return got.status
 
@@ -178,6 +182,30 @@ async def test_a_client_that_leaves_ends_its_turn_and_nothing_is_logged(authorit
             async with asyncio.timeout(10):
                 await stack.decode.legs[0].closed_early.wait()
         assert [log for log in logs if log["log_level"] in ("warning", "error")] == []
+
+
+async def test_slow_clients_lose_their_connection_as_ever(authority: Authority) -> None:
+    async with secure_stack(authority, receive_timeout_s=0.3, send_timeout_s=0.5, idle_timeout_s=30.0) as stack:
+        context = CallerContext(identity(None, authority)).current()
+        reader, writer = await _connected(stack, context)
+        writer.write(b"POST ")
+        assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 408 ")
+        writer.transport.abort()
+
+        stack.decode.then(answer({"text": "x" * 30 * 1024 * 1024}))
+        reader, writer = await _connected(stack, context)
+        body = json.dumps(chat_body("hi")).encode()
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        await eventually(lambda: bool(stack.decode.legs))
+        await eventually(lambda: stack.router.admission.turn_count == 0, 10)
+        writer.transport.abort()
+
+
+async def _connected(stack: RouterStack, context: ssl.SSLContext) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", stack.router.http_port, limit=1024, ssl=context)
 
 
 async def test_a_stream_goes_on_when_everything_is_replaced_under_it(
