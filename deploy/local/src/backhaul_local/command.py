@@ -21,6 +21,7 @@ from backhaul_local.model_store import ensure_model
 from backhaul_local.options import StackOptions
 from backhaul_local.processes import LocalError
 from backhaul_local.progress import ConsoleSteps, Steps
+from backhaul_local.secured import StackTls
 from backhaul_local.simulated import SimulatedEngine
 from backhaul_local.stack import Stack
 from backhaul_local.table import comparison, verdict
@@ -257,7 +258,7 @@ def _up(options: argparse.Namespace, console: Console) -> int:
             registries=", ".join(stack.registries),
             agents=", ".join(f"{node.name} {node.agent_address}" for node in stack.nodes),
             model=MODEL_NAME,
-            **_how_to_call(stack),
+            **how_to_call(stack.tls),
             engines=_about_simulated(stack) if options.simulated else "",
         )
         console.print(text, highlight=False, soft_wrap=True)
@@ -267,11 +268,11 @@ def _up(options: argparse.Namespace, console: Console) -> int:
             return 0
 
 
-def _how_to_call(stack: Stack) -> dict[str, str]:
+def how_to_call(tls: StackTls | None) -> dict[str, str]:
     """Returns what clients show and trust, in the words of curl and of Python."""
-    if not stack.tls:
+    if tls is None:
         return {"shown": "", "imports": "OpenAI", "client": ""}
-    ca, pair = stack.tls.ca, stack.tls.client
+    ca, pair = tls.ca, tls.client
     context = f'ssl.create_default_context(cafile="{ca}")'
     return {
         "shown": f"--cacert {ca} --cert {pair.cert} --key {pair.key} \\\n  ",
