@@ -43,8 +43,8 @@ MUTANTS = (
     Mutant(
         "believe-any-engine",
         _CONTEXTS,
-        "    _show(context, material)\n    return context\n\n\ndef _listener",
-        "    _show(context, material)\n    context.check_hostname = False\n    context.verify_mode = ssl.CERT_NONE\n"
+        "    show(context, material)\n    return context\n\n\ndef _listener",
+        "    show(context, material)\n    context.check_hostname = False\n    context.verify_mode = ssl.CERT_NONE\n"
         "    return context\n\n\ndef _listener",
         _over("router", "test_an_engine_that_cannot_prove_itself_gets_nothing"),
     ),
@@ -89,10 +89,10 @@ MUTANTS = (
         _unit("settings", "test_certificate_key_and_ca_go_together"),
     ),
     Mutant(
-        "take-keys-that-do-not-fit",
-        _FILES,
-        "if key.public_key() != ",
-        "if False and key.public_key() != ",
+        "take-files-before-they-fit",
+        _IDENTITY,
+        "            self._problem = error.message\n            return\n",
+        "            self._problem = error.message\n            material = Material()\n",
         _unit("identity", "test_a_certificate_without_its_key_is_taken_when_the_key_is_there"),
     ),
     Mutant(
@@ -140,8 +140,8 @@ MUTANTS = (
     Mutant(
         "look-at-files-once",
         _IDENTITY,
-        "        if state != self._seen:",
-        "        if not self._seen:",
+        "        if state != self._seen or self._problem:",
+        "        if self._problem:",
         _unit("identity", "test_a_new_certificate_is_taken"),
     ),
 )

@@ -5,6 +5,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.tls import TlsFiles
@@ -52,6 +57,14 @@ def test_of_several_cas_the_last_counts(tmp_path: Path) -> None:
     assert material.expires - now() > timedelta(days=2)
 
 
+def test_what_stands_between_certificates_is_no_matter(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("router")
+    before = authority.path.read_bytes()
+    authority.path.write_bytes("Főtanúsítvány\n".encode() + before)
+    assert read_material(files(pair, authority), now()).ca == before
+
+
 Spoil = Callable[[Authority, Pair], TlsFiles]
 
 
@@ -78,6 +91,16 @@ def other_key(authority: Authority, pair: Pair) -> TlsFiles:
     return TlsFiles(cert=str(pair.cert), key=str(authority.issue("other").key), ca=str(authority.path))
 
 
+def weak_key(authority: Authority, pair: Pair) -> TlsFiles:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "weak")])
+    begin, end = now() - timedelta(hours=1), now() + timedelta(hours=1)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 7, begin, end)
+    pair.cert.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    pair.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return files(pair, authority)
+
+
 def expired(authority: Authority, pair: Pair) -> TlsFiles:
     return files(authority.issue("router", life=OVER), authority)
 
@@ -94,6 +117,7 @@ def expired_ca(authority: Authority, pair: Pair) -> TlsFiles:
         (cut, r"router\.pem holds no certificate in PEM form"),
         (no_key, r"router\.pem holds no key that can be used: it must be PEM, without a passphrase"),
         (other_key, r"other\.key is not the key of .*router\.pem: give the two that were made together"),
+        (weak_key, r"OpenSSL does not take .*router\.pem: EE_KEY_TOO_SMALL"),
         (expired, r"router\.pem has expired on \d{4}-\d\d-\d\d: have a new one issued"),
         (expired_ca, r"every CA in .*old\.pem has expired: add the one that signs now"),
     ],

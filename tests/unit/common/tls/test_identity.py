@@ -17,6 +17,8 @@ from backhaul_common.tls.identity import observe_remaining
 from backhaul_local.certificates import Authority
 from tests.fakes.certificates import OVER, take
 
+NOT_TAKEN = "new TLS files not taken, the old stay in force"
+
 
 class Service:
     """One whose certificate is replaced, and whose time the test moves."""
@@ -67,7 +69,7 @@ def test_a_file_that_is_written_anew_with_the_same_content_is_no_news(service: S
 def test_a_certificate_without_its_key_is_taken_when_the_key_is_there(service: Service) -> None:
     before, following = service.shown, service.authority.issue("next")
     following.cert.replace(service.pair.cert)
-    assert service.look() == ["new TLS files not taken, the old ones stay in force"]
+    assert service.look() == [NOT_TAKEN]
     assert service.look() == []
     assert service.shown == before
     following.key.replace(service.pair.key)
@@ -90,8 +92,18 @@ Harm = Callable[[Service], object]
 def test_what_cannot_be_used_leaves_the_old_in_force(service: Service, harm: Harm) -> None:
     before = service.shown
     harm(service)
-    assert service.look() == ["new TLS files not taken, the old ones stay in force"]
+    assert service.look() == [NOT_TAKEN]
     assert service.shown == before
+
+
+def test_what_may_be_used_later_is_taken_then(service: Service) -> None:
+    before = service.shown
+    service.later = -timedelta(days=1)
+    take(service.authority.issue("tomorrow"), service.pair)
+    assert (service.look(), service.look()) == ([NOT_TAKEN], [])
+    service.later = timedelta()
+    assert service.look() == ["TLS files taken"]
+    assert service.shown != before
 
 
 def test_a_service_does_not_start_with_what_it_cannot_use(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
 """TLS contexts for HTTP: for connections that are made, and for those that are taken."""
 
-import os
 import ssl
 
-from backhaul_common.tls.files import Material
+from backhaul_common.tls.files import Material, show
 from backhaul_common.tls.identity import Identity
 
 HANDSHAKE_S = 10.0
@@ -47,32 +46,20 @@ class ListenerContext:
 
 
 def _caller(material: Material) -> ssl.SSLContext:
-    context = ssl.create_default_context(cadata=material.ca.decode() or None)
-    _show(context, material)
+    context = ssl.create_default_context(cadata=material.ca.decode("ascii") or None)
+    show(context, material)
     return context
 
 
 def _listener(material: Material) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _show(context, material)
+    show(context, material)
     if material.ca:
-        context.load_verify_locations(cadata=material.ca.decode())
+        context.load_verify_locations(cadata=material.ca.decode("ascii"))
         context.verify_mode = ssl.CERT_REQUIRED
         # Whoever takes a session up again is not asked for a certificate, though its CA be gone by now. In TLS 1.3
         # sessions are tickets; in 1.2 OpenSSL keeps them as well (SSL_SESS_CACHE_SERVER), and Python cannot forbid it.
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0
     return context
-
-
-def _show(context: ssl.SSLContext, material: Material) -> None:
-    if not material.cert:
-        return
-    # OpenSSL reads from files alone; and those that were checked may be others by now.
-    file = os.memfd_create("backhaul-tls")
-    try:
-        os.write(file, material.cert + b"\n" + material.key)
-        context.load_cert_chain(f"/proc/self/fd/{file}")
-    finally:
-        os.close(file)

@@ -1,12 +1,15 @@
 """Certificates, keys and CAs as PEM files hold them: read together, and only if they fit."""
 
+import os
+import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from backhaul_common.errors import InvalidArgumentError
 
@@ -29,6 +32,7 @@ class Material:
     cert: bytes = b""
     key: bytes = field(default=b"", repr=False)
     ca: bytes = b""
+    """Nothing but certificates, in ASCII."""
     expires: datetime | None = None
     """When the certificate is over, or the last of the CAs if that is sooner; None without either."""
 
@@ -42,10 +46,29 @@ def read_material(files: TlsFiles, now: datetime) -> Material:
     """Reads the files. Raises InvalidArgumentError (TLS_FILES) that says what to do when they cannot be used."""
     cert, ends = _certificate(files, now) if files.cert else (b"", [])
     key = _key(files, cert) if files.cert else b""
-    ca = _read(files.ca) if files.ca else b""
-    if files.ca:
-        ends.append(_ca_end(files.ca, ca, now))
-    return Material(cert, key, ca, min(ends, default=None))
+    cas = _parsed(files.ca, _read(files.ca)) if files.ca else []
+    if cas:
+        ends.append(_ca_end(files.ca, cas, now))
+    ca = b"".join(one.public_bytes(Encoding.PEM) for one in cas)
+    material = Material(cert, key, ca, min(ends, default=None))
+    try:
+        show(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), material)
+    except ssl.SSLError as error:
+        raise _unusable(f"OpenSSL does not take {files.cert}: {error.reason}") from error
+    return material
+
+
+def show(context: ssl.SSLContext, material: Material) -> None:
+    """Has whoever connects by the context show the certificate. Raises ssl.SSLError."""
+    if not material.cert:
+        return
+    # OpenSSL reads from files alone; and those that were checked may be others by now.
+    file = os.memfd_create("backhaul-tls")
+    try:
+        os.write(file, material.cert + b"\n" + material.key)
+        context.load_cert_chain(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
 
 
 def _certificate(files: TlsFiles, now: datetime) -> tuple[bytes, list[datetime]]:
@@ -69,9 +92,9 @@ def _key(files: TlsFiles, cert: bytes) -> bytes:
     return pem
 
 
-def _ca_end(path: str, pem: bytes, now: datetime) -> datetime:
+def _ca_end(path: str, cas: Sequence[x509.Certificate], now: datetime) -> datetime:
     """Returns when the last of them is over: an old one may expire while the next is there."""
-    last = max(certificate.not_valid_after_utc for certificate in _parsed(path, pem))
+    last = max(certificate.not_valid_after_utc for certificate in cas)
     if last <= now:
         raise _unusable(f"every CA in {path} has expired: add the one that signs now")
     return last

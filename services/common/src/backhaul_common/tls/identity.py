@@ -32,6 +32,8 @@ class Identity:
         self._files = files
         self._now = now
         self._seen = self._state()
+        self._problem = ""
+        """Why what the files hold is not in force; empty: it is."""
         self._warned_days: int | None = None
         self.material = read_material(files, now())
         """What is in force. Another object as soon as anything is new."""
@@ -39,7 +41,8 @@ class Identity:
     def look(self) -> None:
         """Takes what is new in the files. Never raises."""
         state = self._state()
-        if state != self._seen:
+        # What could not be used may become usable by itself: a certificate of tomorrow.
+        if state != self._seen or self._problem:
             self._seen = state
             self._take()
         self._warn()
@@ -52,8 +55,11 @@ class Identity:
         try:
             material = read_material(self._files, self._now())
         except InvalidArgumentError as error:
-            _log.warning("new TLS files not taken, the old ones stay in force", name=self.name, problem=error.message)
+            if error.message != self._problem:
+                _log.warning("new TLS files not taken, the old stay in force", name=self.name, problem=error.message)
+            self._problem = error.message
             return
+        self._problem = ""
         if material != self.material:
             self.material, self._warned_days = material, None
             _log.info("TLS files taken", name=self.name, expires=_text(material))
@@ -67,7 +73,7 @@ class Identity:
         _log.warning(what, name=self.name, expires=_text(self.material), what_to_do="put new files in place of the old")
 
     def _state(self) -> list[tuple[int, ...]]:
-        """Returns what changes when a file is written, or another one put in its place."""
+        """Returns what changes when a file is written, gets other rights, or gives way to another."""
         return [_stat(path) for path in (self._files.cert, self._files.key, self._files.ca) if path]
 
 
@@ -104,4 +110,4 @@ def _stat(path: str) -> tuple[int, ...]:
         found = Path(path).stat()
     except OSError:
         return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns
