@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 SIM ?=
 GATEWAY ?=
+TLS ?=
 
 # The environments are made by the first of these that is Python 3.11 (the engines' packages are built for it).
 PYTHON ?= $(shell for python in python3.11 python3; do \
@@ -29,11 +30,15 @@ help: ## Prints this list
 
 .PHONY: run
 run: $(ENVIRONMENTS) ## Installs what is needed, then plays a conversation with and without reuse (SIM=1: simulated engines; ARGS=--help for options)
-	@$(BIN)/python -m backhaul_local run $(if $(SIM),--simulated) $(GATEWAY:%=--gateway %) $(ARGS)
+	@$(BIN)/python -m backhaul_local run $(if $(SIM),--simulated) $(GATEWAY:%=--gateway %) $(if $(TLS),--tls) $(ARGS)
 
 .PHONY: up
-up: $(ENVIRONMENTS) ## The same stack, in the foreground until Ctrl-C (SIM=1: simulated engines; GATEWAY=envoy: Envoy in front; ARGS=--help for options)
-	@$(BIN)/python -m backhaul_local up $(if $(SIM),--simulated) $(GATEWAY:%=--gateway %) $(ARGS)
+up: $(ENVIRONMENTS) ## The same stack, in the foreground until Ctrl-C (SIM=1: simulated engines; GATEWAY=envoy: Envoy in front; TLS=1: TLS on every hop; ARGS=--help for options)
+	@$(BIN)/python -m backhaul_local up $(if $(SIM),--simulated) $(GATEWAY:%=--gateway %) $(if $(TLS),--tls) $(ARGS)
+
+.PHONY: certs
+certs: $(if $(ENVIRONMENTS),install-services) ## A CA and certificates for all services in .state/certs, for trying TLS (docs/tls.md; ARGS=--help for options)
+	@$(BIN)/python -m backhaul_local certs $(ARGS)
 
 .PHONY: install
 install: ## Makes both environments, .venv and .venv-engine, unless they are up to date

@@ -13,6 +13,7 @@ from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
 from backhaul.registry.v1 import registry_pb2
 from backhaul_common.errors import BackhaulError
 from backhaul_common.grpc_client import open_channel, to_error
+from backhaul_common.tls import Identity
 from backhaul_node_agent.app import App
 from backhaul_node_agent.config import Config
 from tests.fakes.connector import WEIGHTS, FakeConnector, hello
@@ -114,10 +115,16 @@ def reuses(node: registry_pb2.Node) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def agent_node(tmp_path: Path, *registries: str, **settings: Any) -> AsyncIterator[AgentNode]:
-    """Runs an agent beside a fake engine."""
+async def agent_node(
+    tmp_path: Path,
+    *registries: str,
+    caller: Identity | None = None,
+    engine_tls: Identity | None = None,
+    **settings: Any,
+) -> AsyncIterator[AgentNode]:
+    """Runs an agent beside a fake engine, which shows ``engine_tls``; its own caller shows ``caller``."""
     with FakeSideChannel() as side_channel:
-        async with FakeVllmHttp() as http:
+        async with FakeVllmHttp(tls=engine_tls) as http:
             defaults = {
                 "engine_url": http.url,
                 "side_channel": f"127.0.0.1:{side_channel.port}",
@@ -134,7 +141,7 @@ async def agent_node(tmp_path: Path, *registries: str, **settings: Any) -> Async
             running = asyncio.create_task(app.run(stopping))
             await eventually(lambda: app.port > 0 or running.done())
             connector = FakeConnector(config.socket_path, hello(side_channel_port=side_channel.port))
-            async with open_channel(f"127.0.0.1:{app.port}") as channel:
+            async with open_channel(f"127.0.0.1:{app.port}", caller) as channel:
                 stub = agent_pb2_grpc.BlockSetServiceStub(channel)
                 try:
                     yield AgentNode(app, config, http, side_channel, connector, stub, stopping, running)

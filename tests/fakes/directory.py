@@ -9,6 +9,7 @@ from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
 from backhaul_common.addresses import join_address
 from backhaul_common.errors import BackhaulError
 from backhaul_common.grpc_server import GrpcServer
+from backhaul_common.tls import Identity
 from tests.fakes.engine import FakeEngine
 from tests.fakes.partial import Partial
 
@@ -16,7 +17,7 @@ from tests.fakes.partial import Partial
 class FakeDirectory(Partial):
     """One registry replica; an async context manager."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = "127.0.0.1", *, tls: Identity | None = None) -> None:
         self.pointers: list[registry_pb2.BlockSetPointer] = []
         self.nodes: dict[str, registry_pb2.Node] = {}
         self.lookups: list[registry_pb2.FindBlockSetsRequest] = []
@@ -27,6 +28,7 @@ class FakeDirectory(Partial):
         self.silent = False
         self.port = 0
         self._host = host
+        self._tls = tls
         self._revision = 10
         self._changes: list[registry_pb2.WatchNodesResponse] = []
         self._moved = asyncio.Condition()
@@ -44,7 +46,7 @@ class FakeDirectory(Partial):
     async def start(self) -> None:
         """Listens; after a stop, on the same port again."""
         names = ("backhaul.registry.v1.IndexService", "backhaul.registry.v1.NodeService")
-        self._server = GrpcServer(address=self.address, service_names=names)
+        self._server = GrpcServer(address=self.address, service_names=names, tls=self._tls)
         servicer: Any = self
         registry_pb2_grpc.add_IndexServiceServicer_to_server(servicer, self._server.server)
         registry_pb2_grpc.add_NodeServiceServicer_to_server(servicer, self._server.server)

@@ -15,6 +15,8 @@ from typing import Any, Literal, Self
 
 from aiohttp import web
 
+from backhaul_common.tls import Identity, ListenerContext
+
 Step = Callable[[web.Request, "Leg"], Awaitable[web.StreamResponse | None]]
 """Misbehaviour for one request; None goes on with the normal answer."""
 
@@ -64,6 +66,7 @@ class FakeEngine:
         text: Sequence[str] = ("Hel", "lo", " there"),
         host: str = "127.0.0.1",
         keepalive_s: float = 5,
+        tls: Identity | None = None,
     ) -> None:
         self.role = role
         self.models = tuple(models)
@@ -90,6 +93,7 @@ class FakeEngine:
         self.list_gate: asyncio.Event | None = None
         """When set, `/v1/models` waits for it."""
         self._host = host
+        self._tls = tls
         self._keepalive_s = keepalive_s
         self._steps: deque[Step] = deque()
         self._used: set[object] = set()
@@ -118,7 +122,8 @@ class FakeEngine:
             app, handler_cancellation=True, shutdown_timeout=0.1, keepalive_timeout=self._keepalive_s
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self.port)
+        context = ListenerContext(self._tls).front if self._tls else None
+        site = web.TCPSite(self._runner, self._host, self.port, ssl_context=context)
         await site.start()
         self.port = self._runner.addresses[0][1]
 
@@ -132,7 +137,7 @@ class FakeEngine:
     def url(self) -> str:
         """Base URL."""
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self.port}"
+        return f"{'https' if self._tls else 'http'}://{host}:{self.port}"
 
     @property
     def connection_count(self) -> int:

@@ -10,13 +10,14 @@ from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
 from backhaul_common.addresses import join_address
 from backhaul_common.errors import BackhaulError, FailedPreconditionError, NotFoundError
 from backhaul_common.grpc_server import GrpcServer
+from backhaul_common.tls import Identity
 from tests.fakes.partial import Partial
 
 
 class FakeOwner(Partial):
     """The agent beside one decode engine; an async context manager."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = "127.0.0.1", *, tls: Identity | None = None) -> None:
         self.claims: list[agent_pb2.ClaimBlockSetRequest] = []
         self.returned: list[str] = []
         self.released: list[tuple[str, str]] = []
@@ -37,13 +38,14 @@ class FakeOwner(Partial):
         """Tokens of any prompt that the engine still caches."""
         self.port = 0
         self._host = host
+        self._tls = tls
         self._sets: dict[str, tuple[Mapping[str, Any], str]] = {}
         self._claimed: dict[str, str] = {}
         self._server: GrpcServer | None = None
 
     async def __aenter__(self) -> Self:
         names = ("backhaul.agent.v1.BlockSetService",)
-        self._server = GrpcServer(address=join_address(self._host, 0), service_names=names)
+        self._server = GrpcServer(address=join_address(self._host, 0), service_names=names, tls=self._tls)
         servicer: Any = self
         agent_pb2_grpc.add_BlockSetServiceServicer_to_server(servicer, self._server.server)
         await self._server.__aenter__()

@@ -10,6 +10,7 @@ import grpc
 
 from backhaul.registry.v1.registry_pb2_grpc import IndexServiceStub, NodeServiceStub
 from backhaul_common.grpc_client import open_channel
+from backhaul_common.tls import Identity
 from backhaul_registry import app
 from backhaul_registry.config import Config
 
@@ -27,8 +28,10 @@ class Registry:
 
 
 @asynccontextmanager
-async def running_registry(endpoint: str, cluster: str, **settings: Any) -> AsyncIterator[Registry]:
-    """Runs one replica against etcd; leaving stops it as SIGTERM would."""
+async def running_registry(
+    endpoint: str, cluster: str, *, caller: Identity | None = None, **settings: Any
+) -> AsyncIterator[Registry]:
+    """Runs one replica against etcd; leaving stops it as SIGTERM would. ``caller`` is what its own caller shows."""
     config = Config(**{"listen": "127.0.0.1:0", "etcd_endpoints": (endpoint,), "cluster": cluster, **settings})
     stopping = asyncio.Event()
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -36,7 +39,7 @@ async def running_registry(endpoint: str, cluster: str, **settings: Any) -> Asyn
     try:
         port = await listening
         address = f"127.0.0.1:{port}"
-        async with open_channel(address) as channel:
+        async with open_channel(address, caller) as channel:
             yield Registry(address, channel, NodeServiceStub(channel), IndexServiceStub(channel), stopping, task)
     finally:
         stopping.set()

@@ -11,6 +11,7 @@ import aiohttp
 
 from backhaul.registry.v1 import registry_pb2
 from backhaul_common.addresses import join_address
+from backhaul_common.tls import CallerContext, Identity
 from backhaul_router.app import Running, running
 from backhaul_router.config import Config
 from tests.fakes.directory import FakeDirectory
@@ -35,11 +36,12 @@ class RouterStack:
     client: aiohttp.ClientSession
     exits: AsyncExitStack
     host: str
+    scheme: str
 
     @property
     def url(self) -> str:
         """Base URL of the router."""
-        return f"http://{join_address(self.host, self.router.http_port)}"
+        return f"{self.scheme}://{join_address(self.host, self.router.http_port)}"
 
     def hold(self, set_id: str = "set-1", *, tokens: int = 128) -> None:
         """Lets the owner hold a block set of the decode engine."""
@@ -113,26 +115,35 @@ async def router_stack(
     decode: FakeEngine | None = None,
     listed: bool = True,
     host: str = "127.0.0.1",
+    tls: Identity | None = None,
+    client_tls: Identity | None = None,
     **config: Any,
 ) -> AsyncIterator[RouterStack]:
     """Starts one prefill and one decode engine, an owner, a registry and a router that knows them all.
 
+    ``tls`` is what all but the router show, which is configured to, ``client_tls`` what its client does.
+
     Leaving fails the test when tasks are left behind.
     """
     async with no_tasks_left(), AsyncExitStack() as exits:
-        directory = await exits.enter_async_context(FakeDirectory(host))
-        owner = await exits.enter_async_context(FakeOwner(host))
-        p = await exits.enter_async_context(prefill or FakeEngine("prefill", host=host))
-        d = await exits.enter_async_context(decode or FakeEngine("decode", host=host))
+        directory = await exits.enter_async_context(FakeDirectory(host, tls=tls))
+        owner = await exits.enter_async_context(FakeOwner(host, tls=tls))
+        p = await exits.enter_async_context(prefill or FakeEngine("prefill", host=host, tls=tls))
+        d = await exits.enter_async_context(decode or FakeEngine("decode", host=host, tls=tls))
         if listed:
             await directory.add(p, agent=owner.address)
             await directory.add(d, agent=owner.address)
         listening = {"listen_http": join_address(host, 0), "listen_grpc": join_address(host, 0)}
         router = await exits.enter_async_context(router_for((directory.address,), **{**listening, **config}))
-        client = await exits.enter_async_context(aiohttp.ClientSession())
+        client = await exits.enter_async_context(_session(client_tls))
         if listed:
             await eventually(lambda: len(router.table) == 2)
-        yield RouterStack(directory, owner, p, d, router, client, exits, host)
+        scheme = "https" if config.get("tls_cert") else "http"
+        yield RouterStack(directory, owner, p, d, router, client, exits, host, scheme)
+
+
+def _session(tls: Identity | None) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=CallerContext(tls).current() if tls else True))
 
 
 @asynccontextmanager

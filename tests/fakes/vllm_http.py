@@ -7,11 +7,14 @@ from typing import Self
 
 from aiohttp import web
 
+from backhaul_common.tls import Identity, ListenerContext
+
 
 class FakeVllmHttp:
     """Listens on a free port of 127.0.0.1."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tls: Identity | None = None) -> None:
+        self._tls = tls
         self.healthy = True
         self.late_count = 0
         """Health checks that will not be answered."""
@@ -44,14 +47,15 @@ class FakeVllmHttp:
     async def start(self) -> None:
         """Listens, on the same port as before if there was one."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        context = ListenerContext(self._tls).front if self._tls else None
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=context)
         await site.start()
         self.port = self._runner.addresses[0][1]
 
     @property
     def url(self) -> str:
         """Base URL."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     async def _health(self, request: web.Request) -> web.Response:
         self.requests.append(request.path)

@@ -1,8 +1,6 @@
 """The etcd client against real etcds: authentication, TLS, several endpoints, broken watches."""
 
 import asyncio
-import datetime
-import ipaddress
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -10,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from backhaul_common.clock import SystemClock
 from backhaul_common.errors import AbortedError, UnauthenticatedError, UnavailableError
-from backhaul_common.etcd import EtcdClient, EtcdOptions, Get, Outage, Put, TlsFiles, Update, follow
+from backhaul_common.etcd import EtcdClient, EtcdOptions, Get, Outage, Put, Update, follow
+from backhaul_common.tls import Identity, TlsFiles
+from backhaul_local.certificates import Authority, Pair
+from tests.fakes.certificates import OVER, both, identity, take
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.eventually import eventually
 
@@ -43,14 +40,14 @@ async def drain(batches: Any) -> None:
             pass
 
 
-def switch_authentication_on(etcd: EtcdProcess) -> None:
-    etcd.etcdctl("user", "add", "root:rootpw")
-    etcd.etcdctl("user", "grant-role", "root", "root")
-    etcd.etcdctl("user", "add", "backhaul:secret")
-    etcd.etcdctl("role", "add", "backhaul")
-    etcd.etcdctl("role", "grant-permission", "backhaul", "--prefix=true", "readwrite", "/k")
-    etcd.etcdctl("user", "grant-role", "backhaul", "backhaul")
-    etcd.etcdctl("auth", "enable")
+def switch_authentication_on(etcd: EtcdProcess, *flags: str) -> None:
+    etcd.etcdctl(*flags, "user", "add", "root:rootpw")
+    etcd.etcdctl(*flags, "user", "grant-role", "root", "root")
+    etcd.etcdctl(*flags, "user", "add", "backhaul:secret")
+    etcd.etcdctl(*flags, "role", "add", "backhaul")
+    etcd.etcdctl(*flags, "role", "grant-permission", "backhaul", "--prefix=true", "readwrite", "/k")
+    etcd.etcdctl(*flags, "user", "grant-role", "backhaul", "backhaul")
+    etcd.etcdctl(*flags, "auth", "enable")
 
 
 @pytest.fixture(scope="module")
@@ -283,71 +280,70 @@ async def test_proxy_variables_are_ignored(shared_etcd: EtcdProcess, monkeypatch
         await put(client, b"/proxy")
 
 
-class Authority:
-    """A throwaway CA."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self._directory = directory
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        certificate = self._sign(self._name, self._key, ca=True)
-        self.path = self._write(f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))
-
-    def issue(self, name: str) -> tuple[str, str]:
-        """Writes certificate and key of a peer on the loopback address and returns their paths."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._sign(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key, ca=False)
-        pem = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        return (
-            self._write(f"{name}.crt", certificate.public_bytes(serialization.Encoding.PEM)),
-            self._write(f"{name}.key", pem),
-        )
-
-    def _sign(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, ca: bool) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.UTC)
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-        )
-        if not ca:
-            loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-            usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-            builder = builder.add_extension(x509.SubjectAlternativeName([loopback]), critical=False)
-            builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-        return builder.sign(self._key, hashes.SHA256())
-
-    def _write(self, name: str, data: bytes) -> str:
-        path = self._directory / name
-        path.write_bytes(data)
-        return str(path)
+def tls_flags(pair: Pair, ca: Path) -> tuple[str, ...]:
+    files = ("--cert-file", str(pair.cert), "--key-file", str(pair.key), "--trusted-ca-file", str(ca))
+    return (*files, "--client-cert-auth")
 
 
 async def test_tls_with_client_certificates(tmp_path: Path) -> None:
-    authority, stranger = Authority(tmp_path, "ca"), Authority(tmp_path, "stranger")
-    cert, key = authority.issue("server")
-    client_cert, client_key = authority.issue("client")
-    arguments = ("--cert-file", cert, "--key-file", key, "--trusted-ca-file", authority.path, "--client-cert-auth")
-    with EtcdProcess(tmp_path, *arguments, scheme="https") as etcd:
-        good = TlsFiles(authority.path, client_cert, client_key)
-        async with EtcdClient(EtcdOptions(endpoints=(etcd.endpoint,), tls=good)) as client:
+    authority, stranger = Authority(tmp_path / "ca"), Authority(tmp_path / "stranger")
+    shown = authority.issue("registry")
+    with EtcdProcess(tmp_path, *tls_flags(authority.issue("etcd"), authority.path), scheme="https") as etcd:
+        options = EtcdOptions(endpoints=(etcd.endpoint,), total_s=0.5)
+        async with EtcdClient(options, tls=identity(shown, authority)) as client:
             await put(client)
-        wrong_ca = TlsFiles(stranger.path, client_cert, client_key)
-        async with EtcdClient(EtcdOptions(endpoints=(etcd.endpoint,), tls=wrong_ca, total_s=1)) as client:
+        async with EtcdClient(options, tls=identity(shown, stranger)) as client:
             with pytest.raises(UnavailableError, match="ETCD_TLS"):
                 await put(client)
-        no_certificate = TlsFiles(authority.path)
-        async with EtcdClient(EtcdOptions(endpoints=(etcd.endpoint,), tls=no_certificate, total_s=1)) as client:
-            with pytest.raises(UnavailableError):
+        strange, old = stranger.issue("registry"), authority.issue("old", life=OVER)
+        for tls in (identity(strange, authority), identity(old, authority), identity(None, authority), None):
+            async with EtcdClient(options, tls=tls) as client:
+                with pytest.raises(UnavailableError):
+                    await put(client)
+
+
+async def test_an_etcd_whose_certificate_has_expired_is_refused(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    flags = tls_flags(authority.issue("etcd", life=OVER), authority.path)
+    with EtcdProcess(tmp_path, *flags, scheme="https") as etcd:
+        options = EtcdOptions(endpoints=(etcd.endpoint,), total_s=0.5)
+        async with EtcdClient(options, tls=identity(authority.issue("registry"), authority)) as client:
+            with pytest.raises(UnavailableError, match="ETCD_TLS"):
                 await put(client)
-        missing = TlsFiles(str(tmp_path / "nothing.pem"))
-        async with EtcdClient(EtcdOptions(endpoints=(etcd.endpoint,), tls=missing)) as client:
-            with pytest.raises(UnavailableError, match="cannot read"):
-                await put(client)
+
+
+async def test_a_watch_goes_on_and_calls_go_out_under_new_certificates(tmp_path: Path) -> None:
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    shown, etcds = old.issue("registry"), old.issue("etcd")
+    ca = both(tmp_path / "both.pem", old, new)
+    tls = Identity("etcd", TlsFiles(cert=str(shown.cert), key=str(shown.key), ca=str(ca)))
+    with EtcdProcess(tmp_path, *tls_flags(etcds, ca), scheme="https") as etcd:
+        options = EtcdOptions(endpoints=(etcd.endpoint,))
+        async with EtcdClient(options, tls=tls) as client, aclosing(client.watch(b"/k", 1)) as batches:
+            await put(client, b"/k1")
+            assert await next_keys(batches) == [b"/k1"]
+            # etcd reads its own at each handshake (client/pkg/transport/listener.go, ``GetCertificate``).
+            take(new.issue("etcd"), etcds)
+            take(new.issue("registry"), shown)
+            tls.look()
+            await put(client, b"/k2")
+            assert await next_keys(batches) == [b"/k2"]
+
+
+async def next_keys(batches: Any) -> list[bytes]:
+    async with asyncio.timeout(10):
+        while not (batch := await anext(batches)).upserts:
+            pass
+    return [kv.key for kv in batch.upserts]
+
+
+async def test_a_user_with_a_password_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    shown = authority.issue("operator")
+    as_operator = ("--cacert", str(authority.path), "--cert", str(shown.cert), "--key", str(shown.key))
+    flags = tls_flags(authority.issue("etcd"), authority.path)
+    with EtcdProcess(tmp_path, *flags, scheme="https") as etcd:
+        switch_authentication_on(etcd, *as_operator)
+        options = EtcdOptions(endpoints=(etcd.endpoint,), user="backhaul", password="secret")
+        async with EtcdClient(options, tls=identity(authority.issue("registry"), authority)) as client:
+            await put(client)

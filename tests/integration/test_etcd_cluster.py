@@ -79,7 +79,7 @@ async def test_the_member_in_use_is_cut_off_from_the_others(system: OnCluster, t
     with capture_logs() as logs:
         system.etcd.isolate(system.leader)
         await system.works_again("member isolated", within_s=15)
-        settings = {"node_id": "node-2", "lease_ttl_s": 10}
+        settings: dict[str, Any] = {"node_id": "node-2", "lease_ttl_s": 10}
         async with agent_node(tmp_path / "2", system.registry.address, **settings) as newcomer:
             await newcomer.connector.connect()
 

@@ -253,7 +253,7 @@ async def test_tokens_of_etcd_end_after_a_second_and_with_its_process(tmp_path: 
 async def test_a_wrong_password_is_named_and_waited_for(tmp_path: Path) -> None:
     with EtcdProcess(tmp_path) as etcd, capture_logs() as logs:
         switch_authentication_on(etcd)
-        wrong = {"etcd_user": "backhaul", "etcd_password": "wrong"}
+        wrong: dict[str, Any] = {"etcd_user": "backhaul", "etcd_password": "wrong"}
         async with running_registry(etcd.endpoint, "cluster", **wrong) as registry, Joining(registry.nodes) as join:
             error = await join.refused(samples.node())
             assert (type(error).__name__, error.reason) == ("UnauthenticatedError", "ETCD_AUTH")

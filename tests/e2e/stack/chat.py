@@ -1,6 +1,7 @@
 """A chat client of the stack: plain HTTP, so that tests see every byte."""
 
 import json
+import ssl
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,8 +50,12 @@ class Reply:
 class Chat:
     """Talks to one router."""
 
-    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
-        self.http = httpx2.Client(base_url=url, timeout=60, trust_env=False, headers=dict(headers or {}))
+    def __init__(
+        self, url: str, *, headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.http = httpx2.Client(
+            base_url=url, timeout=60, trust_env=False, headers=dict(headers or {}), verify=tls or True
+        )
 
     def send(
         self,

@@ -1,8 +1,11 @@
 """The launcher's command line: what it refuses before anything starts, and what it says of itself."""
 
+from pathlib import Path
+
 import pytest
 
-from backhaul_local.command import UP, run_command
+from backhaul_local.command import UP, how_to_call, run_command
+from backhaul_local.secured import StackTls
 
 
 @pytest.mark.parametrize(
@@ -29,9 +32,21 @@ def test_help_names_one_default(command: str, default: str, capsys: pytest.Captu
     assert f"prefill engines (default: {default}) --decode" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_snippet_that_is_shown_is_python_and_shows_all_that_the_router_says() -> None:
-    names = ("url", "grpc", "logs", "registries", "agents", "model", "engines")
-    shown = UP.format(**{name: f"<{name}>" for name in names})
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_snippet_that_is_shown_is_python_and_shows_all_that_the_router_says(tmp_path: Path, secure: bool) -> None:
+    names = ("front", "url", "grpc", "logs", "registries", "agents", "model", "engines")
+    tls = StackTls(tmp_path) if secure else None
+    shown = UP.format(**{name: f"<{name}>" for name in names}, **how_to_call(tls))
     snippet = shown[shown.index("import uuid") : shown.index("(The first word")]
     compile(snippet, "snippet", "exec")
     assert 'name.startswith("x-backhaul-")' in snippet
+    assert [f"--cacert {tmp_path}/ca.pem" in shown, "verify=tls" in snippet] == [secure, secure]
+
+
+def test_certificates_are_made_where_they_are_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "certs"
+    assert run_command(["certs", "--folder", str(folder), "--hosts", "10.0.0.2"]) == 0
+    assert (folder / "router.pem").exists()
+    (folder / "ca.pem").write_text("no certificate")
+    assert run_command(["certs", "--folder", str(folder)]) == 1
+    assert "error: no certificates made: " in capsys.readouterr().out

@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from backhaul_common.config import load_config
-from backhaul_common.etcd import TlsFiles
+from backhaul_common.tls import TlsFiles
 from backhaul_registry.config import Config
 
 
@@ -16,7 +16,7 @@ def test_flags_reach_the_etcd_client() -> None:
         *("--etcd-user", "u", "--etcd-password", "hunter2"),
     )
     assert config.etcd.endpoints == ("a:1", "b:2")
-    assert config.etcd.tls == TlsFiles("ca.pem", "c.pem", "k.pem")
+    assert config.etcd_files == TlsFiles(ca="ca.pem", cert="c.pem", key="k.pem")
     assert (config.etcd.user, config.etcd.password) == ("u", "hunter2")
     assert "hunter2" not in repr(config) + repr(config.etcd)
 

@@ -1,4 +1,4 @@
-"""Command line: `run` plays the demo conversation, `up` keeps the stack running."""
+"""Command line: `run` plays the demo conversation, `up` keeps the stack running, `certs` makes certificates."""
 
 import argparse
 import os
@@ -14,12 +14,14 @@ from typing import Any
 import openai
 from rich.console import Console
 
+from backhaul_local.certificates import LOOPBACK, ROLES, write_all
 from backhaul_local.conversation import Plan, Turn, play
 from backhaul_local.engines import MODEL_NAME, EngineOptions
 from backhaul_local.model_store import ensure_model
 from backhaul_local.options import StackOptions
 from backhaul_local.processes import LocalError
 from backhaul_local.progress import ConsoleSteps, Steps
+from backhaul_local.secured import StackTls
 from backhaul_local.simulated import SimulatedEngine
 from backhaul_local.stack import Stack
 from backhaul_local.table import comparison, verdict
@@ -40,16 +42,16 @@ Registries: {registries}. Agents: {agents}
 
 Try it:
 
-curl -iN {url}/v1/chat/completions -H 'content-type: application/json' -d '{{
+curl -iN {shown}{url}/v1/chat/completions -H 'content-type: application/json' -d '{{
   "model": "{model}", "stream": true, "max_tokens": 40,
   "messages": [{{"role": "user", "content": "'"$(yes 'Tell me about the road.' | head -40 | tr '\\n' ' ')"'"}}]}}'
 
 or, in .venv/bin/python:
 
 import uuid
-from openai import OpenAI
+from openai import {imports}
 
-client = OpenAI(base_url="{url}/v1", api_key="none")
+client = OpenAI(base_url="{url}/v1", api_key="none"{client})
 messages = [{{"role": "user", "content": f"{{uuid.uuid4()}} " + "Tell me about the road. " * 100}}]
 for turn in range(3):
     reply = client.chat.completions.with_raw_response.create(model="{model}", messages=messages, max_tokens=100)
@@ -77,6 +79,17 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="play a conversation with and without reuse", formatter_class=formatter)
     up = commands.add_parser("up", help="keep the stack running in the foreground", formatter_class=formatter)
     plan = Plan()
+    certs = commands.add_parser(
+        "certs", help="make a CA and certificates for all services, for trying TLS", formatter_class=formatter
+    )
+    certs.add_argument("--folder", type=Path, default=Path(".state/certs"), help="where; a CA that is there stays")
+    certs.add_argument(
+        "--hosts",
+        type=_hosts,
+        default=",".join(LOOPBACK),
+        metavar="HOST,...",
+        help="what the certificates name besides",
+    )
     run.add_argument("--turns", type=_count, metavar="N", default=plan.turns, help="turns of the conversation")
     run.add_argument(
         "--document-words", type=_count, metavar="N", default=plan.document_words, help="length of the first message"
@@ -125,8 +138,13 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--etcd-members", type=_count, default=1, metavar="N", help="members of the etcd cluster")
         command.add_argument("--registries", type=_count, default=1, metavar="N", help="registry replicas")
         command.add_argument("--routers", type=_count, default=1, metavar="N", help="router replicas")
+        command.add_argument("--tls", action="store_true", help="TLS on every hop, with certificates made for it")
         command.add_argument("--gateway", choices=["none", "envoy"], default="none", help="what is in front of routers")
     return parser
+
+
+def _hosts(text: str) -> list[str]:
+    return list(filter(None, text.split(",")))
 
 
 def _count(text: str) -> int:
@@ -144,6 +162,7 @@ def _stack(options: argparse.Namespace, console: Console, steps: Steps) -> Itera
         registries=options.registries,
         routers=options.routers,
         router_flags=["--lookup-budget-s", str(_LOOKUP_BUDGET_S), "--prefer", options.prefer, "--explain"],
+        tls=options.tls,
         gateway=options.gateway == "envoy",
         default_ports=True,
         **(_simulated(options) if options.simulated else _real(options, state, steps)),
@@ -202,17 +221,17 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         url = stack.gateway or stack.routers[0]
         steps.begin("Warming up")
         for reuse in (False, True):
-            play(url, _WARM_UP, reuse=reuse)
+            play(url, _WARM_UP, reuse=reuse, tls=stack.tls.context() if stack.tls else None)
         steps.end("Warming up")
-        without = _arm(url, plan, console, steps, reuse=False)
-        with_reuse = _arm(url, plan, console, steps, reuse=True)
+        without = _arm(stack, plan, console, steps, reuse=False)
+        with_reuse = _arm(stack, plan, console, steps, reuse=True)
         console.print(comparison(with_reuse, without))
         same, sentence = verdict(with_reuse, without)
         console.print(sentence, style="green" if same else "bold red")
     return 0 if same else 1
 
 
-def _arm(url: str, plan: Plan, console: Console, steps: Steps, *, reuse: bool) -> Sequence[Turn]:
+def _arm(stack: Stack, plan: Plan, console: Console, steps: Steps, *, reuse: bool) -> Sequence[Turn]:
     arm = "with reuse" if reuse else "without reuse"
 
     def begin(number: int) -> None:
@@ -225,7 +244,8 @@ def _arm(url: str, plan: Plan, console: Console, steps: Steps, *, reuse: bool) -
             f"  {turn.route}, {turn.prompt_tokens} tokens, {turn.ttft_s * 1000:.0f} ms: {beginning} ...", soft_wrap=True
         )
 
-    return play(url, plan, reuse=reuse, on_begin=begin, on_end=end)
+    url, tls = stack.gateway or stack.routers[0], stack.tls.context() if stack.tls else None
+    return play(url, plan, reuse=reuse, tls=tls, on_begin=begin, on_end=end)
 
 
 def _up(options: argparse.Namespace, console: Console) -> int:
@@ -238,6 +258,7 @@ def _up(options: argparse.Namespace, console: Console) -> int:
             registries=", ".join(stack.registries),
             agents=", ".join(f"{node.name} {node.agent_address}" for node in stack.nodes),
             model=MODEL_NAME,
+            **how_to_call(stack.tls),
             engines=_about_simulated(stack) if options.simulated else "",
         )
         console.print(text, highlight=False, soft_wrap=True)
@@ -247,8 +268,32 @@ def _up(options: argparse.Namespace, console: Console) -> int:
             return 0
 
 
+def how_to_call(tls: StackTls | None) -> dict[str, str]:
+    """Returns what clients show and trust, in the words of curl and of Python."""
+    if tls is None:
+        return {"shown": "", "imports": "OpenAI", "client": ""}
+    ca, pair = tls.ca, tls.client
+    context = f'ssl.create_default_context(cafile="{ca}")'
+    return {
+        "shown": f"--cacert {ca} --cert {pair.cert} --key {pair.key} \\\n  ",
+        "imports": "DefaultHttpxClient, OpenAI\nimport ssl\n\n"
+        f'tls = {context}\ntls.load_cert_chain("{pair.cert}", "{pair.key}")',
+        "client": ", http_client=DefaultHttpxClient(verify=tls)",
+    }
+
+
 def _about_simulated(stack: Stack) -> str:
     return _SIMULATED_ENGINES.format(ledgers=" ".join(f"{node.url}/simulator/ledger" for node in stack.nodes))
+
+
+def _certs(options: argparse.Namespace, console: Console) -> int:
+    try:
+        write_all(options.folder, options.hosts)
+    except (OSError, ValueError) as error:
+        raise LocalError(f"no certificates made: {error}") from error
+    about = f"{options.folder}: ca.pem, and NAME.pem and NAME.key for {', '.join(ROLES)}. How to use them: docs/tls.md"
+    console.print(about, highlight=False, soft_wrap=True)
+    return 0
 
 
 def run_command(argv: Sequence[str] | None = None) -> int:
@@ -256,7 +301,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     console = Console()
     try:
-        return {"run": _run, "up": _up}[options.command](options, console)
+        return {"run": _run, "up": _up, "certs": _certs}[options.command](options, console)
     except (LocalError, openai.OpenAIError) as error:
         console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1

@@ -1,6 +1,7 @@
 """A streamed conversation through the router, as a chat client would have it."""
 
 import random
+import ssl
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -71,6 +72,7 @@ def play(
     plan: Plan,
     *,
     reuse: bool,
+    tls: ssl.SSLContext | None = None,
     on_begin: Callable[[int], None] = lambda _: None,
     on_end: Callable[[int, Turn], None] = lambda _number, _turn: None,
 ) -> Sequence[Turn]:
@@ -84,7 +86,7 @@ def play(
     messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": "You are a helpful assistant."}]
     turns: list[Turn] = []
     with openai.OpenAI(
-        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=_TIMEOUT_S, http_client=_http_client()
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=_TIMEOUT_S, http_client=_http_client(tls)
     ) as client:
         for index in range(plan.turns):
             question = QUESTIONS[index % len(QUESTIONS)]
@@ -98,9 +100,9 @@ def play(
     return turns
 
 
-def _http_client() -> openai.DefaultHttpxClient:
+def _http_client(tls: ssl.SSLContext | None) -> openai.DefaultHttpxClient:
     """Returns a client that leaves proxy settings alone: the router is on this machine."""
-    return openai.DefaultHttpxClient(trust_env=False)
+    return openai.DefaultHttpxClient(trust_env=False, verify=tls or True)
 
 
 def _turn(

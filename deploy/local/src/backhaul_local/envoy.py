@@ -12,6 +12,10 @@ from backhaul_local.processes import LocalError, ProcessSpec
 TEMPLATE = Path(__file__).parents[3] / "envoy" / "envoy.yaml"
 """The configuration that deployments start from, too. Its ports are replaced by those of a stack."""
 
+_TLS = re.compile("#TLS ")
+"""Before lines that count only with TLS."""
+_CERTIFICATES = "/etc/backhaul/certs"
+"""Their folder in the template."""
 _PORT = re.compile(r"(?<=port_value: )[0-9]+")
 
 
@@ -33,8 +37,11 @@ def envoy_binary() -> Path:
     return Path(given) if given else Path(str(resources.files("envoy").joinpath("_bin", "envoy")))
 
 
-def envoy_config(addresses: EnvoyAddresses) -> str:
-    """Returns the configuration with these addresses. Raises LocalError when the template is not there."""
+def envoy_config(addresses: EnvoyAddresses, certificates: Path | None = None) -> str:
+    """Returns the configuration with these addresses, over TLS where there are certificates.
+
+    Raises LocalError when the template is not there.
+    """
     if not TEMPLATE.exists():
         raise LocalError(f"{TEMPLATE} is missing: run this from a checkout")
     ports = {
@@ -43,7 +50,10 @@ def envoy_config(addresses: EnvoyAddresses) -> str:
         "8080": addresses.routers,
         "8082": addresses.pickers,
     }
-    return "".join(_filled(line, ports) for line in TEMPLATE.read_text().splitlines(keepends=True))
+    text = TEMPLATE.read_text()
+    if certificates:
+        text = _TLS.sub("", text).replace(_CERTIFICATES, str(certificates))
+    return "".join(_filled(line, ports) for line in text.splitlines(keepends=True))
 
 
 def _filled(line: str, ports: Mapping[str, Sequence[str]]) -> str:
@@ -54,10 +64,10 @@ def _filled(line: str, ports: Mapping[str, Sequence[str]]) -> str:
     return "".join(_PORT.sub(address.rsplit(":", 1)[1], line) for address in ports[found[0]])
 
 
-def envoy_spec(addresses: EnvoyAddresses, config: Path) -> ProcessSpec:
+def envoy_spec(addresses: EnvoyAddresses, config: Path, certificates: Path | None = None) -> ProcessSpec:
     """Writes the configuration, and returns how to start Envoy with it. Raises LocalError."""
     config.parent.mkdir(parents=True, exist_ok=True)
-    config.write_text(envoy_config(addresses))
+    config.write_text(envoy_config(addresses, certificates))
     command = [str(envoy_binary()), "--config-path", str(config), "--log-level", "warning"]
     # One worker is enough beside engines that take all cores; nobody starts a second one to take over.
     return ProcessSpec(name="envoy", command=[*command, "--concurrency", "1", "--disable-hot-restart"])

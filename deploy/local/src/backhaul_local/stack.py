@@ -21,6 +21,7 @@ from backhaul_local.ports import HOST, Ports
 from backhaul_local.probes import grpc_ready, http_ready
 from backhaul_local.processes import Process, ProcessSpec, Supervisor
 from backhaul_local.progress import SilentSteps, Steps
+from backhaul_local.secured import StackTls
 from backhaul_local.simulated import SimulatedEngine, SimulatedPorts, nixl_stand_in, simulated_spec
 
 _ENGINE_START_S = 300
@@ -68,6 +69,9 @@ class Stack:
         self._ready: dict[str, Callable[[], bool]] = {}
         self._labels: dict[str, str] = {}
         self._etcd_data = options.state / "etcd"
+        self.tls = StackTls(options.state / "certs") if options.tls else None
+        """Certificates of all; None without TLS."""
+        self._scheme = "https" if options.tls else "http"
         self._exit = ExitStack()
         self._etcd_names: list[str] = []
         self.etcd_members: list[EtcdMember] = []
@@ -212,7 +216,7 @@ class Stack:
                     name=name,
                     role=role,
                     engine=engine,
-                    url=f"http://{self._address(first_port + index - 1)}",
+                    url=f"{self._scheme}://{self._address(first_port + index - 1)}",
                     side_channel=self._side_channel(engine, first_port - 2500 + index - 1),
                     socket=self._sockets / f"{name}.sock",
                     agent_address=self._address(7200 + len(self.nodes) + 1),
@@ -243,9 +247,11 @@ class Stack:
                 agent_socket=Path(self._options.network.between(node.name, node.agent, str(node.socket))),
                 kv_events_port=_port(node.kv_events) if node.kv_events else None,
             )
-            self._launch(self._engine_spec(place, node.engine), partial(http_ready, f"{node.url}/health"))
+            self._launch(self._engine_spec(place, node.engine), self._http_ready(f"{node.url}/health"))
 
     def _engine_spec(self, place: EnginePlace, engine: Engine) -> ProcessSpec:
+        if self.tls:
+            engine = replace(engine, flags=(*engine.flags, *self.tls.engine_flags()))
         if not isinstance(engine, SimulatedEngine):
             return engine_spec(place, engine)
         return simulated_spec(place, engine, self._simulated_ports(place, engine.row))
@@ -270,8 +276,9 @@ class Stack:
         cluster = self.etcd_members = [self._etcd_member(index, name) for index, name in enumerate(names)]
         for member in cluster:
             self.etcd_endpoints.append(member.endpoint)
-            spec = etcd_spec(member, cluster, self._options.etcd_flags)
-            self._launch(spec, partial(http_ready, f"http://{member.endpoint}/health"))
+            flags = (*self._options.etcd_flags, *(self.tls.etcd_flags() if self.tls else ()))
+            spec = etcd_spec(member, cluster, flags, scheme=self._scheme)
+            self._launch(spec, self._http_ready(f"{self._scheme}://{member.endpoint}/health"))
         self._await(names, _SERVICE_START_S)
 
     def _etcd_member(self, index: int, name: str) -> EtcdMember:
@@ -291,16 +298,17 @@ class Stack:
             self.registries.append(address)
             name = f"registry-{index}"
             etcd = self._reached(name, self._etcd_names, self.etcd_endpoints)
-            flags = ["--listen", address, "--etcd-endpoints", etcd, *self._options.registry_flags]
-            self._service(name, "backhaul-registry", flags, partial(grpc_ready, address))
+            tls = self.tls.registry_flags() if self.tls else ()
+            flags = ["--listen", address, "--etcd-endpoints", etcd, *tls, *self._options.registry_flags]
+            self._service(name, "backhaul-registry", flags, self._grpc_ready(address))
         self._await([f"registry-{index}" for index in range(1, len(self.registries) + 1)], _SERVICE_START_S)
 
     def _start_agents(self) -> None:
         network = self._options.network
         for node in self.nodes:
-            engine = node.url.removeprefix("http://")
-            flags = ["--engine-url", f"http://{network.between(node.agent, node.name, engine)}"]
-            flags += ["--advertise-engine-url", f"http://{network.between('routers', node.name, engine)}"]
+            engine = node.url.removeprefix(f"{self._scheme}://")
+            flags = ["--engine-url", f"{self._scheme}://{network.between(node.agent, node.name, engine)}"]
+            flags += ["--advertise-engine-url", f"{self._scheme}://{network.between('routers', node.name, engine)}"]
             flags += [
                 "--side-channel",
                 self._reached_side_channel(node),
@@ -314,8 +322,9 @@ class Stack:
             if node.kv_events:
                 events = network.between(node.agent, f"{node.name} events", node.kv_events)
                 flags += ["--kv-events", f"tcp://{events}"]
+            flags += self.tls.agent_flags() if self.tls else ()
             flags += ["--connector-socket", str(node.socket), *self._options.agent_flags, *node.engine.agent_flags]
-            ready = partial(grpc_ready, node.agent_address)
+            ready = self._grpc_ready(node.agent_address)
             self._service(node.agent, "backhaul-node-agent", flags, ready, _WAITING, _agent_env(node.engine))
 
     def _reached_side_channel(self, node: Node) -> str:
@@ -338,13 +347,14 @@ class Stack:
     def _launch_router(self, more_flags: Sequence[str]) -> str:
         index = len(self.routers) + 1
         http, grpc = self._address(8080 + 10 * (index - 1)), self._address(8081 + 10 * (index - 1))
-        self.routers.append(f"http://{http}")
+        self.routers.append(f"{self._scheme}://{http}")
         self.grpc_routers.append(grpc)
         name = f"router-{index}"
         flags = ["--listen-http", http, "--listen-grpc", grpc, "--registry", self._reached_registries(name)]
         # Nobody here watches readiness.
-        flags += ["--lame-duck-s", "0", *self._picker_flags(index), *more_flags]
-        self._service(name, "backhaul-router", flags, partial(http_ready, f"http://{http}/ready"), _WAITING)
+        tls = self.tls.router_flags() if self.tls else ()
+        flags += ["--lame-duck-s", "0", *self._picker_flags(index), *tls, *more_flags]
+        self._service(name, "backhaul-router", flags, self._http_ready(f"{self.routers[-1]}/ready"), _WAITING)
         return name
 
     def _picker_flags(self, index: int) -> Sequence[str]:
@@ -355,15 +365,18 @@ class Stack:
 
     def _start_gateway(self) -> None:
         listen, admin = self._address(8000), self._address(9901)
-        self.gateway = f"http://{listen}"
+        self.gateway = f"{self._scheme}://{listen}"
         addresses = EnvoyAddresses(
             listen=listen,
             admin=admin,
-            routers=[url.removeprefix("http://") for url in self.routers],
+            routers=[url.removeprefix(f"{self._scheme}://") for url in self.routers],
             pickers=self.pickers,
         )
-        spec = envoy_spec(addresses, self._options.state / "envoy.yaml")
-        self._launch(spec, partial(http_ready, f"{self.gateway}/ready"), _WAITING)
+        if self.tls:
+            self.tls.gateway_files()
+        certificates = self.tls.folder if self.tls else None
+        spec = envoy_spec(addresses, self._options.state / "envoy.yaml", certificates)
+        self._launch(spec, self._http_ready(f"{self.gateway}/ready"), _WAITING)
 
     def _service(
         self,
@@ -389,6 +402,12 @@ class Stack:
         self._supervisor.wait_for_all(
             ready, timeout_s, lambda name: self._steps.end(self._labels[name]), self._steps.waiting
         )
+
+    def _http_ready(self, url: str) -> Callable[[], bool]:
+        return partial(http_ready, url, self.tls.context() if self.tls else None)
+
+    def _grpc_ready(self, address: str) -> Callable[[], bool]:
+        return partial(grpc_ready, address, self.tls.credentials() if self.tls else None)
 
     def _address(self, preferred: int) -> str:
         return f"{HOST}:{self._ports.take(preferred if self._options.default_ports else None)}"

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import logging
+import ssl
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,6 +42,12 @@ _SWITCHES = (
     ("bidirectional", "bidirectional_kv_xfer; without it turns retain nothing, and what is promised is never read"),
     ("async_scheduling", "plan a step before the last one's tokens are known"),
     ("connector", "Backhaul's connector; without it vLLM's own NixlConnector"),
+)
+
+_SSL = (
+    ("ssl_certfile", "certificate of the server: HTTPS with it"),
+    ("ssl_keyfile", "its key"),
+    ("ssl_ca_certs", "CA of clients' certificates"),
 )
 
 _TEXTS = ("agent_socket", "model", "weights")
@@ -89,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="tcp://*:PORT",
         help="where rank 0 publishes KV events, rank n n ports higher",
     )
+    for name, text in _SSL:
+        parser.add_argument(_flag(name), default="", metavar="FILE", help=text)
+    parser.add_argument("--ssl-cert-reqs", type=int, default=0, choices=[0, 2], help="2: clients need a certificate")
     for name, metavar, text in _NUMBERS:
         default = getattr(_DEFAULTS, name)
         parser.add_argument(_flag(name), type=type(default), default=default, metavar=metavar, help=text)
@@ -142,7 +152,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     of_ranks = {
         rank: replace(options, connector=options.connector and rank not in arguments.stock_ranks) for rank in ranks
     }
-    return asyncio.run(serve(of_ranks, host=arguments.host, port=arguments.port, api_key=arguments.api_key))
+    return asyncio.run(
+        serve(
+            of_ranks,
+            host=arguments.host,
+            port=arguments.port,
+            api_key=arguments.api_key,
+            context=_context(arguments) if arguments.ssl_certfile else None,
+        )
+    )
+
+
+def _context(arguments: argparse.Namespace) -> ssl.SSLContext:
+    """Returns what vLLM's server makes of the same options (uvicorn/config.py, ``create_ssl_context``)."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(arguments.ssl_certfile, arguments.ssl_keyfile)
+    if arguments.ssl_ca_certs:
+        context.load_verify_locations(arguments.ssl_ca_certs)
+    context.verify_mode = ssl.VerifyMode(arguments.ssl_cert_reqs)
+    return context
 
 
 if __name__ == "__main__":

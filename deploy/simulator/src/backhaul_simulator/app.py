@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import ssl
 from collections.abc import Mapping, Sequence
 
 from aiohttp import web
@@ -22,10 +23,17 @@ _CUT_S = 0.2
 """What running requests get when the process is told to end; then their connections are cut, as vLLM does."""
 
 
-async def serve(of_ranks: Mapping[int, EngineOptions], *, host: str, port: int, api_key: str = "") -> int:
+async def serve(
+    of_ranks: Mapping[int, EngineOptions],
+    *,
+    host: str,
+    port: int,
+    api_key: str = "",
+    context: ssl.SSLContext | None = None,
+) -> int:
     """Serves until SIGTERM or SIGINT, or until an engine dies; returns the exit code.
 
-    ``of_ranks`` are the options of each rank, in their order.
+    ``of_ranks`` are the options of each rank, in their order; with a ``context`` it is HTTPS.
     """
     engines = [Engine(options, rank=rank) for rank, options in of_ranks.items()]
     options = engines[0].options
@@ -41,7 +49,7 @@ async def serve(of_ranks: Mapping[int, EngineOptions], *, host: str, port: int, 
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, host, port, ssl_context=context).start()
         _log.info("serving %s on %s:%d", options.model, host, port)
         died = await _until_told_or_dead(tasks)
         server.healthy = not died

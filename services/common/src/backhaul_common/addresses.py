@@ -1,5 +1,6 @@
 """Network addresses as settings name them: host:port, IPv6 in brackets."""
 
+import ipaddress
 import re
 from typing import Annotated
 
@@ -24,6 +25,15 @@ def split_address(address: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """Returns host:port, IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def loopback(address: str) -> bool:
+    """Tells whether host:port is reached from this machine alone."""
+    host, _ = split_address(address)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _checked(address: str) -> str:

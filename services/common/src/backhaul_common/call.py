@@ -16,7 +16,10 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from backhaul_common.addresses import split_address
-from backhaul_common.grpc_client import CHANNEL_OPTIONS, to_error
+from backhaul_common.errors import InvalidArgumentError
+from backhaul_common.grpc_client import CHANNEL_OPTIONS, name_options, to_error
+from backhaul_common.tls.channels import channel_credentials
+from backhaul_common.tls.files import TlsFiles, read_material, time_of_day
 
 _APIS = (*(f"backhaul.{area}.v1.{area}_pb2" for area in ("agent", "registry", "router")), "grpc_health.v1.health_pb2")
 
@@ -29,16 +32,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("request", nargs="?", default="{}", help="JSON of the request (bytes in base64); default: {}")
     parser.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="metadata of the call")
     parser.add_argument("--timeout-s", type=float, default=10.0, help="default: 10")
+    parser.add_argument("--tls-ca", default="", metavar="FILE", help="CA of the service's certificate; TLS with it")
+    parser.add_argument("--tls-cert", default="", metavar="FILE", help="certificate of whoever calls")
+    parser.add_argument("--tls-key", default="", metavar="FILE", help="its key")
+    parser.add_argument(
+        "--tls-name", default="", metavar="NAME", help="name in the service's certificate; else the host"
+    )
     options = parser.parse_args(arguments)
     try:
         split_address(options.address)
         method = _method(options.method)
         request = json_format.Parse(options.request, GetMessageClass(method.input_type)())
         headers = [_header(text) for text in options.header]
+        channel = _channel(options)
     except (ValueError, json_format.ParseError) as error:
         parser.error(str(error))
+    except InvalidArgumentError as error:
+        parser.error(error.message)
     try:
-        with grpc.insecure_channel(options.address, options=CHANNEL_OPTIONS) as channel:
+        with channel:
             for answer in _answers(channel, method, request, timeout=options.timeout_s, metadata=headers):
                 sys.stdout.write(f"{json_format.MessageToJson(answer, always_print_fields_with_no_presence=True)}\n")
                 sys.stdout.flush()
@@ -47,6 +59,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except grpc.RpcError as failure:
         told = to_error(failure)
         sys.exit(f"{failure.code().name} ({told.reason}): {told.message}")
+
+
+def _channel(options: argparse.Namespace) -> grpc.Channel:
+    """Raises ValueError or InvalidArgumentError for files that cannot be used."""
+    if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_cert and not options.tls_ca):
+        raise ValueError("--tls-cert and --tls-key go together, and need --tls-ca")
+    if not options.tls_ca:
+        return grpc.insecure_channel(options.address, options=CHANNEL_OPTIONS)
+    files = TlsFiles(cert=options.tls_cert, key=options.tls_key, ca=options.tls_ca)
+    credentials = channel_credentials(read_material(files, time_of_day()))
+    return grpc.secure_channel(
+        options.address, credentials, options=(*CHANNEL_OPTIONS, *name_options(options.tls_name))
+    )
 
 
 def _method(path: str) -> MethodDescriptor:

@@ -3,6 +3,7 @@
     BackhaulError
     ├── InvalidArgumentError      the request is wrong, whatever the state
     ├── UnauthenticatedError      credentials are missing or wrong
+    ├── PermissionDeniedError     the caller is known, and may not do this
     ├── NotFoundError             the thing does not exist
     ├── AlreadyExistsError        somebody else has it
     ├── FailedPreconditionError   the state does not allow it; repeating alone does not help
@@ -36,6 +37,10 @@ class InvalidArgumentError(BackhaulError):
 
 class UnauthenticatedError(BackhaulError):
     """Credentials are missing or wrong."""
+
+
+class PermissionDeniedError(BackhaulError):
+    """The caller is known, and may not do this."""
 
 
 class NotFoundError(BackhaulError):

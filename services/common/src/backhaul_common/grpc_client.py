@@ -1,12 +1,15 @@
 """Channels to Backhaul's services."""
 
+from collections.abc import Callable
+
 import grpc
 
 from backhaul_common.grpc_server import MAX_MESSAGE_BYTES
 from backhaul_common.status import to_error
+from backhaul_common.tls import Identity, RenewedChannel
 from backhaul_common.tracing import client_interceptors
 
-__all__ = ["CHANNEL_OPTIONS", "open_channel", "to_error"]
+__all__ = ["CHANNEL_OPTIONS", "Connect", "name_options", "open_channel", "to_error"]
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # Peers are inside the cluster; a company's proxy is not on the way to them.
@@ -27,9 +30,26 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
+Connect = Callable[[str], grpc.aio.Channel]
+"""Opens a channel to an address: `open_channel`, with its options given beforehand."""
+
+
+def open_channel(address: str, tls: Identity | None = None, *, name: str = "") -> grpc.aio.Channel:
     """Opens a channel to ``host:port`` (IPv6 in brackets); connects lazily, again and again.
 
-    Made and closed inside the running event loop that uses it. Calls need a ``timeout``.
+    Over ``tls`` the peer's certificate must have ``name``, or the host where there is none. Made and closed inside the
+    running event loop that uses it. Calls need a ``timeout``.
     """
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=client_interceptors())
+    interceptors = client_interceptors()
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=interceptors)
+    options = (*CHANNEL_OPTIONS, *name_options(name))
+    return RenewedChannel(
+        tls,
+        lambda credentials: grpc.aio.secure_channel(address, credentials, options=options, interceptors=interceptors),
+    )
+
+
+def name_options(name: str) -> tuple[tuple[str, str], ...]:
+    """Returns the options of a channel whose peer's certificate must have a name; none: the host that is called."""
+    return (("grpc.ssl_target_name_override", name),) if name else ()

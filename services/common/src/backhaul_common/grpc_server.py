@@ -1,20 +1,24 @@
 """A gRPC server as every service runs it."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 import grpc
+import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from backhaul_common.addresses import split_address
+from backhaul_common.addresses import loopback, split_address
 from backhaul_common.call_limit import CallLimitInterceptor
 from backhaul_common.errors import UnavailableError
 from backhaul_common.health import HealthServicer
 from backhaul_common.interceptors import ErrorInterceptor
+from backhaul_common.tls import CallersInterceptor, Identity, server_credentials
 from backhaul_common.tracing import server_interceptor
+
+_log = structlog.get_logger(__name__)
 
 MAX_MESSAGE_BYTES = 17 * 1024 * 1024
 """Longest message that servers and clients send and accept."""
@@ -53,9 +57,17 @@ class GrpcServer:
         health_names: Sequence[str] = (),
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_calls: int = MAX_CALLS,
+        tls: Identity | None = None,
+        callers: Collection[str] = (),
+        callers_of: Mapping[str, Collection[str]] | None = None,
     ) -> None:
-        """`health_names` are names beside the services' that health can be asked for."""
+        """`health_names` are names beside the services' that health can be asked for.
+
+        Over `tls` only callers of the names in `callers` are let in, or of those in `callers_of` for single methods;
+        everybody where there are no names.
+        """
         self._address = address
+        self._tls = tls
         self._health = HealthServicer((*service_names, *health_names))
         limits = (
             ("grpc.max_receive_message_length", max_message_bytes),
@@ -63,7 +75,12 @@ class GrpcServer:
         )
         most = 2 * max_calls + _SPARE_CALLS
         self.server = grpc.aio.server(
-            interceptors=(server_interceptor(), ErrorInterceptor(), CallLimitInterceptor(max_calls)),
+            interceptors=(
+                server_interceptor(),
+                ErrorInterceptor(),
+                CallLimitInterceptor(max_calls),
+                *((CallersInterceptor(callers, callers_of or {}),) if tls else ()),
+            ),
             # Streams of one connection stay open when their call has ended and the client reads nothing.
             options=(*_OPTIONS, *limits, ("grpc.max_concurrent_streams", most)),
             maximum_concurrent_rpcs=most,
@@ -76,12 +93,18 @@ class GrpcServer:
     async def __aenter__(self) -> Self:
         """Binds and starts. Raises UnavailableError (ADDRESS_UNAVAILABLE) when the address cannot be bound."""
         try:
-            self.port = self.server.add_insecure_port(self._address)
+            self.port = self._listen()
         except RuntimeError as error:
             why = _why_not(self._address)
             raise UnavailableError("ADDRESS_UNAVAILABLE", f"cannot listen on {self._address}: {why}") from error
         await self.server.start()
         return self
+
+    def _listen(self) -> int:
+        if self._tls is not None:
+            return self.server.add_secure_port(self._address, server_credentials(self._tls))
+        warn_of_plaintext(self._address)
+        return self.server.add_insecure_port(self._address)
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -100,6 +123,16 @@ class GrpcServer:
         """Reports NOT_SERVING, refuses new calls, waits up to ``grace_s`` seconds for running ones, ends the rest."""
         await self._health.end()
         await self.server.stop(grace_s)
+
+
+def warn_of_plaintext(address: str) -> None:
+    """Says in the log that others than this machine may listen in and call."""
+    if not loopback(address):
+        _log.warning(
+            "listening without TLS: whoever reaches this address can read and call",
+            address=address,
+            what_to_do="set tls_cert, tls_key and tls_ca, or see that the network is private",
+        )
 
 
 def _why_not(address: str) -> str:

@@ -15,6 +15,7 @@ from backhaul_common.errors import (
     InternalError,
     InvalidArgumentError,
     NotFoundError,
+    PermissionDeniedError,
     ResourceExhaustedError,
     UnauthenticatedError,
     UnavailableError,
@@ -36,6 +37,7 @@ _MAX_VALUE_BYTES = 192
 CODES: dict[type[BackhaulError], grpc.StatusCode] = {
     InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
     UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
     NotFoundError: grpc.StatusCode.NOT_FOUND,
     AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
     FailedPreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -49,7 +51,6 @@ CODES: dict[type[BackhaulError], grpc.StatusCode] = {
 _CLASSES: dict[grpc.StatusCode, type[BackhaulError]] = {
     **{code: cls for cls, code in CODES.items()},
     grpc.StatusCode.OUT_OF_RANGE: InvalidArgumentError,
-    grpc.StatusCode.PERMISSION_DENIED: UnauthenticatedError,
     # The peer, or somebody on the way, ended a call that this side still wanted.
     grpc.StatusCode.CANCELLED: UnavailableError,
 }

@@ -5,6 +5,7 @@ import contextlib
 import math
 import secrets
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -14,7 +15,9 @@ from backhaul.agent.v1 import agent_pb2_grpc
 from backhaul_common.addresses import split_address
 from backhaul_common.clock import Clock, SystemClock
 from backhaul_common.errors import UnavailableError
+from backhaul_common.grpc_client import open_channel
 from backhaul_common.grpc_server import GrpcServer
+from backhaul_common.tls import CallerContext, Identity, keep_current
 from backhaul_node_agent import convert
 from backhaul_node_agent.agent import Agent
 from backhaul_node_agent.config import Config
@@ -95,11 +98,14 @@ class App:
     async def run(self, stopping: asyncio.Event) -> None:
         """Runs until `stopping` is set, then drains. Raises BackhaulError when it cannot start."""
         config = self._config
+        self._tls = Identity("services", config.tls_files) if config.tls_files else None
+        self._engine_tls = Identity("engines", config.engine_files) if config.engine_files else None
         async with contextlib.AsyncExitStack() as stack:
             # zmq's term would wait for ever for a socket that was left open.
             context = zmq.asyncio.Context()
             stack.callback(context.destroy, linger=0)
-            registries = await stack.enter_async_context(Registries(config.registry))
+            connect = partial(open_channel, tls=self._tls, name=config.tls_registry_name)
+            registries = await stack.enter_async_context(Registries(config.registry, connect))
             channel = SideChannel(context)
             self._connectors = ConnectorServer(path=config.socket_path, session=self._session, clock=self._clock)
             self._node_session = NodeSession(
@@ -118,7 +124,9 @@ class App:
                 open_agent=lambda: open_nixl(f"backhaul-{self._session[:12]}"),
             )
             events = KvEvents(context, config.kv_events_address, self._clock) if config.kv_events_address else None
-            requests = EngineRequests(config.engine_url, api_key=_read_key(config.engine_key_file))
+            engine_tls = CallerContext(self._engine_tls) if self._engine_tls else None
+            api_key = _read_key(config.engine_key_file)
+            requests = EngineRequests(config.engine_url, api_key=api_key, tls=engine_tls)
             self._harvest = Harvest(
                 owner=self._owner,
                 events=events,
@@ -154,9 +162,15 @@ class App:
                 clock=self._clock,
                 ranks=self._ranks,
                 stall_s=config.stall_s,
+                tls=engine_tls,
             )
             self._load_watch = LoadWatch(self._engine_loads.loads, self._clock)
-            grpc_server = GrpcServer(address=config.listen, service_names=[SERVICE_NAME, LOAD_SERVICE_NAME])
+            grpc_server = GrpcServer(
+                address=config.listen,
+                service_names=[SERVICE_NAME, LOAD_SERVICE_NAME],
+                tls=self._tls,
+                callers=config.tls_callers,
+            )
             agent_pb2_grpc.add_BlockSetServiceServicer_to_server(
                 BlockSetServicer(self._agent, self._harvest, self._drain, drain_timeout_s=config.drain_timeout_s),
                 grpc_server.server,
@@ -170,6 +184,8 @@ class App:
             _log.info("listening", address=config.listen, node=config.node, session=self._session, role=config.role)
             if problem := engine_url_problem(config.advertised_engine_url, self._advertised_host):
                 _log.warning("engine not reachable from elsewhere", problem=problem)
+            if self._tls and not config.advertised_engine_url.startswith("https:"):
+                _log.warning("routers reach the engine without TLS", engine_url=config.advertised_engine_url)
             await self._run_tasks(grpc_server, probe, events, stopping)
 
     @property
@@ -195,6 +211,7 @@ class App:
                 group.create_task(probe.run(self._on_server, self._on_engine, self._harvest.on_engine, self._on_load)),
                 group.create_task(self._leave()),
                 group.create_task(self._tick()),
+                group.create_task(keep_current(self._tls, self._engine_tls, clock=self._clock)),
             ]
             if events is not None:
                 tasks.append(group.create_task(events.run(self._harvest.on_changes, self._harvest.on_lost)))

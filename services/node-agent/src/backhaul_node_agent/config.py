@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from backhaul_common.addresses import Address, Addresses, split_address
-from backhaul_common.config import ServiceConfig
+from backhaul_common.tls import EngineTlsSettings
 from backhaul_node_agent.core import bounds
 
 MAX_DRAIN_S = 86_400.0
@@ -18,7 +18,7 @@ _EVERYWHERE = ("0.0.0.0", "::")
 _NODE_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 
 
-class Config(ServiceConfig, env_prefix="BACKHAUL_NODE_AGENT_"):
+class Config(EngineTlsSettings, env_prefix="BACKHAUL_NODE_AGENT_"):
     """Settings; see each field. Durations are in seconds, addresses are host:port with IPv6 in brackets."""
 
     engine_url: str = "http://127.0.0.1:8200"

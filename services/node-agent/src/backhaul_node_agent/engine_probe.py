@@ -7,6 +7,7 @@ machine a healthy server answers late now and then: only several time-outs in a 
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
 import aiohttp
@@ -18,6 +19,7 @@ import zmq.asyncio
 from backhaul_common.addresses import join_address
 from backhaul_common.clock import Clock
 from backhaul_common.texts import clip
+from backhaul_common.tls import CallerContext
 from backhaul_node_agent.core import bounds
 from backhaul_node_agent.core.draining import Load
 from backhaul_node_agent.core.node import ServerFacts, SideChannelFacts
@@ -129,6 +131,7 @@ class EngineProbe:
         clock: Clock,
         ranks: Callable[[], Iterable[int]],
         stall_s: float,
+        tls: CallerContext | None = None,
     ) -> None:
         """`side_channel` is that of rank 0; `ranks` names the data-parallel ranks to ask.
 
@@ -140,6 +143,7 @@ class EngineProbe:
         self._clock = clock
         self._ranks = ranks
         self._progress = Progress(stall_s)
+        self._tls = tls
 
     async def run(
         self,
@@ -183,7 +187,7 @@ class EngineProbe:
         asked_at = self._clock.monotonic()
         for _ in range(_HEALTH_ATTEMPTS):
             try:
-                async with http.get(f"{self._url}/health") as response:
+                async with self._get(http, "/health") as response:
                     if response.status != 200:
                         return f"the server's health check answers {response.status}", Load(None, asked_at)
             except TimeoutError:
@@ -199,7 +203,7 @@ class EngineProbe:
     async def _figures(self, http: aiohttp.ClientSession) -> dict[int, Figures]:
         """Returns the figures of each engine; none when the server does not show them."""
         try:
-            async with http.get(f"{self._url}/metrics") as response:
+            async with self._get(http, "/metrics") as response:
                 shown = await _body(response) if response.status == 200 else b""
         except (aiohttp.ClientError, TimeoutError):
             shown = b""
@@ -218,13 +222,16 @@ class EngineProbe:
 
     async def _json(self, http: aiohttp.ClientSession, path: str) -> object:
         try:
-            async with http.get(self._url + path) as response:
+            async with self._get(http, path) as response:
                 if response.status != 200:
                     return None
                 return msgspec.json.decode(await _body(response))
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, RecursionError) as error:
             _log.debug("engine did not answer", path=path, error=type(error).__name__)
             return None
+
+    def _get(self, http: aiohttp.ClientSession, path: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return http.get(self._url + path, ssl=self._tls.current() if self._tls else True)
 
     async def _watch_engines(self, on_engine: Callable[[int, SideChannelFacts], None], on_clock: OnClock) -> None:
         told: dict[int, str] = {}

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from backhaul_common.errors import UnavailableError
+from backhaul_common.tls import CallerContext
 from backhaul_connector import wire
 from backhaul_node_agent.core import bounds
 
@@ -70,8 +71,9 @@ class _Answer(msgspec.Struct):
 class EngineRequests:
     """Requests of this agent to the server beside it. An async context manager."""
 
-    def __init__(self, url: str, *, api_key: str) -> None:
+    def __init__(self, url: str, *, api_key: str, tls: CallerContext | None = None) -> None:
         self._url = url
+        self._tls = tls
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._late: set[asyncio.Task[None]] = set()
         """Answers whose callers have left, each for `_LATE_S` at most."""
@@ -118,7 +120,10 @@ class EngineRequests:
             headers["X-data-parallel-rank"] = str(rank)
         try:
             response = await self._http.post(
-                f"{self._url}/v1/completions", data=msgspec.json.encode(body), headers=headers
+                f"{self._url}/v1/completions",
+                data=msgspec.json.encode(body),
+                headers=headers,
+                ssl=self._tls.current() if self._tls else True,
             )
             raw = await self._whole(response, left_over)
         except (aiohttp.ClientError, OSError) as error:

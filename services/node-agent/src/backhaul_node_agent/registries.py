@@ -13,7 +13,7 @@ from typing import Any, Self
 import grpc
 
 from backhaul_common.errors import BackhaulError, UnavailableError
-from backhaul_common.grpc_client import open_channel, to_error
+from backhaul_common.grpc_client import Connect, open_channel, to_error
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
@@ -22,8 +22,8 @@ _LONGEST_PAUSE_S = 1.0
 class Registries:
     """Channels to all registries, one of them current. Owned by its context."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._channels = [open_channel(address) for address in addresses]
+    def __init__(self, addresses: Sequence[str], connect: Connect = open_channel) -> None:
+        self._channels = [connect(address) for address in addresses]
         self._current = 0
 
     async def __aenter__(self) -> Self:

@@ -13,6 +13,7 @@ from backhaul_common.clock import SystemClock
 from backhaul_common.errors import BackhaulError, UnavailableError
 from backhaul_common.etcd import EtcdClient
 from backhaul_common.grpc_server import GrpcServer
+from backhaul_common.tls import Identity, keep_current
 from backhaul_registry.availability import Availability
 from backhaul_registry.condition import Condition
 from backhaul_registry.config import Config
@@ -30,6 +31,9 @@ _log = structlog.get_logger(__name__)
 WRITES = "backhaul.registry.v1.writes"
 """Health of this name: whether etcd takes writes. Lookups go on without."""
 
+AGENTS_METHODS = ("JoinNode", "PublishBlockSets")
+"""Methods that only agents call."""
+
 SERVICE_NAMES = ("backhaul.registry.v1.IndexService", "backhaul.registry.v1.NodeService")
 
 
@@ -43,11 +47,20 @@ async def run(
     clock = SystemClock()
     keys = Keys(config.cluster)
     records = Records(keys)
-    async with EtcdClient(config.etcd) as client:
+    tls = Identity("services", config.tls_files) if config.tls_files else None
+    etcd_tls = Identity("etcd", config.etcd_files) if config.etcd_files else None
+    async with EtcdClient(config.etcd, tls=etcd_tls) as client:
         etcd = TracedEtcd(client)
         nodes: Hub[Node] = Hub(etcd, keys.nodes, records.read_node, clock, always=True)
         pointers: Hub[Pointer] = Hub(etcd, keys.index, records.read_pointer, clock, always=False)
-        server = GrpcServer(address=config.listen, service_names=SERVICE_NAMES, health_names=(WRITES,))
+        server = GrpcServer(
+            address=config.listen,
+            service_names=SERVICE_NAMES,
+            health_names=(WRITES,),
+            tls=tls,
+            callers=config.tls_callers,
+            callers_of=dict.fromkeys(AGENTS_METHODS, config.tls_agents),
+        )
         node_service = NodeService(NodeStore(etcd, keys, records), nodes, stopping)
         index_service = IndexService(PointerStore(etcd, keys, records), pointers, stopping, ttl_s=config.pointer_ttl_s)
         add_NodeServiceServicer_to_server(node_service, server.server)
@@ -70,6 +83,7 @@ async def run(
             _log.info("listening", address=config.listen, port=server.port, etcd=config.etcd_endpoints)
             on_listening(server.port)
             background = [tasks.create_task(part.run()) for part in (availability, condition, nodes, pointers)]
+            background.append(tasks.create_task(keep_current(tls, etcd_tls, clock=clock)))
             await stopping.wait()
             await server.stop(config.grace_s)
             for task in background:

@@ -5,11 +5,12 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 
 from backhaul_common.addresses import Address, Addresses
-from backhaul_common.config import ServiceConfig
-from backhaul_common.etcd import EtcdOptions, TlsFiles
+from backhaul_common.config import Texts
+from backhaul_common.etcd import EtcdOptions
+from backhaul_common.tls import TlsFiles, TlsSettings
 
 
-class Config(ServiceConfig, env_prefix="BACKHAUL_REGISTRY_"):
+class Config(TlsSettings, env_prefix="BACKHAUL_REGISTRY_"):
     """Everything that can be set."""
 
     listen: Address = "127.0.0.1:7100"
@@ -18,6 +19,9 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_REGISTRY_"):
     """etcd's client addresses, host:port, comma-separated."""
     cluster: str = Field(default="default", pattern=r"^[A-Za-z0-9._:-]{1,128}$")
     """Name under which everything is kept; registries of one cluster share it."""
+    tls_agents: Texts = ()
+    """Names, comma-separated, of which the certificate of whoever joins nodes or publishes must have one; empty: any
+    that tls_ca issued."""
     etcd_ca: str = ""
     """PEM file with the CA of etcd's certificate; switches TLS on."""
     etcd_cert: str = ""
@@ -44,11 +48,20 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_REGISTRY_"):
         return self
 
     @property
+    def needing_tls(self) -> tuple[str, ...]:
+        """Settings that mean nothing without a certificate."""
+        return (*super().needing_tls, "tls_agents")
+
+    @property
+    def etcd_files(self) -> TlsFiles | None:
+        """What etcd is shown, and whom it must be certified by; None without TLS."""
+        return TlsFiles(cert=self.etcd_cert, key=self.etcd_key, ca=self.etcd_ca) if self.etcd_ca else None
+
+    @property
     def etcd(self) -> EtcdOptions:
         """How to reach etcd."""
         return EtcdOptions(
             endpoints=self.etcd_endpoints,
-            tls=TlsFiles(self.etcd_ca, self.etcd_cert, self.etcd_key) if self.etcd_ca else None,
             user=self.etcd_user,
             password=self.etcd_password.get_secret_value(),
         )

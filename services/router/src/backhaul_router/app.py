@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -13,7 +14,9 @@ from backhaul.envoy.v3 import ext_proc_pb2_grpc
 from backhaul.router.v1 import router_pb2_grpc
 from backhaul_common.clock import SystemClock
 from backhaul_common.errors import InvalidArgumentError
+from backhaul_common.grpc_client import open_channel
 from backhaul_common.grpc_server import GrpcServer
+from backhaul_common.tls import CallerContext, Identity, TlsFiles, keep_current
 from backhaul_router.admission import Admission
 from backhaul_router.attempts import Attempts
 from backhaul_router.choosing import Chooser
@@ -107,6 +110,10 @@ async def running(config: Config) -> AsyncIterator[Running]:
     tenants, policy = _tenants(config), _policy(config)
     scopes = Scopes(tenants, _cluster_key(config))
     clock = SystemClock()
+    tls, client_tls = _identity("services", config.tls_files), _identity("clients", config.client_files)
+    engine_tls = _identity("engines", config.engine_files)
+    to_registries = partial(open_channel, tls=tls, name=config.tls_registry_name)
+    to_agents = partial(open_channel, tls=tls, name=config.tls_agent_name)
     table, fresh, observer = NodeTable(), FreshKeys(clock.monotonic), TurnObserver(clock)
     routing = assemble(
         table=table,
@@ -119,10 +126,15 @@ async def running(config: Config) -> AsyncIterator[Running]:
     readiness, changed = Readiness(table), asyncio.Event()
     departures = Departures(table, clock, patience_s=config.gone_timeout_s)
     async with (
-        RegistryClient(config.registry, table=table, clock=clock, on_change=changed.set) as registry,
-        OwnerClient(clock=clock) as owner,
+        RegistryClient(
+            config.registry, table=table, clock=clock, on_change=changed.set, connect=to_registries
+        ) as registry,
+        OwnerClient(clock=clock, connect=to_agents) as owner,
         EngineClient(
-            timeouts=_timeouts(config), answer_bytes=int(config.answer_limit), late_limit=config.max_turns
+            timeouts=_timeouts(config),
+            answer_bytes=int(config.answer_limit),
+            late_limit=config.max_turns,
+            tls=CallerContext(engine_tls) if engine_tls else None,
         ) as engines,
     ):
         tokens = PromptTokens(engines, clock)
@@ -193,12 +205,14 @@ async def running(config: Config) -> AsyncIterator[Running]:
             readiness=readiness,
             admission=admission,
             limits=_client_limits(config),
+            tls=client_tls,
         )
         grpc_server = GrpcServer(
             address=config.listen_grpc,
             service_names=(SERVICE_NAME,),
             max_message_bytes=int(config.body_limit) + _FRAME_BYTES,
             max_calls=2 * config.max_turns + config.max_queued,
+            tls=client_tls,
         )
         inference = InferenceService(
             turns=turns,
@@ -215,7 +229,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             body_limit_bytes=int(config.body_limit),
             receive_s=config.receive_timeout_s,
         )
-        picker_server = _picker_server(config, picker)
+        picker_server = _picker_server(config, picker, tls)
         servers = [server for server in (grpc_server, picker_server) if server is not None]
         if not await registry.listed(within_s=_FIRST_LIST_S):
             _log.warning("no list of nodes yet", registry=config.registry, what_to_do="see that a registry runs there")
@@ -225,8 +239,9 @@ async def running(config: Config) -> AsyncIterator[Running]:
             background: tuple[asyncio.Task[None], ...] = (
                 tasks.create_task(watch_orphans(table, engines, clock, changed.set)),
                 tasks.create_task(departures.watch()),
-                tasks.create_task(LoadReports(table, routing.live.reports, clock).run()),
+                tasks.create_task(LoadReports(table, routing.live.reports, clock, connect=to_agents).run()),
                 tasks.create_task(_follow(changed, table, routing, readiness, servers, owner)),
+                tasks.create_task(keep_current(tls, client_tls, engine_tls, clock=clock)),
             )
             if isinstance(tenants, TenantsFile):
                 background += (tasks.create_task(tenants.follow(clock, admission.limit)),)
@@ -245,7 +260,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
                     task.cancel()
 
 
-def _picker_server(config: Config, picker: ExternalProcessor) -> GrpcServer | None:
+def _picker_server(config: Config, picker: ExternalProcessor, tls: Identity | None) -> GrpcServer | None:
     """Returns the server of the endpoint picker, if there is to be one."""
     if not config.listen_ext_proc:
         return None
@@ -255,6 +270,8 @@ def _picker_server(config: Config, picker: ExternalProcessor) -> GrpcServer | No
         health_names=HEALTH_NAMES,
         max_message_bytes=max(int(config.body_limit), int(config.answer_limit)) + _FRAME_BYTES,
         max_calls=2 * config.max_turns + config.max_queued,
+        tls=tls,
+        callers=config.tls_callers,
     )
     ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server(picker, server.server)
     return server
@@ -300,6 +317,10 @@ def _tell_reuse(reuses: bool) -> None:
         _log.info("turns can reuse blocks")
     else:
         _log.warning("no turn can reuse blocks", reason="no pair has it on both sides: the nodes' records say why")
+
+
+def _identity(name: str, files: TlsFiles | None) -> Identity | None:
+    return Identity(name, files) if files else None
 
 
 def _timeouts(config: Config) -> EngineTimeouts:

@@ -5,8 +5,9 @@ from typing import Literal
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from backhaul_common.addresses import Address, Addresses, OptionalAddress
-from backhaul_common.config import ServiceConfig, Texts
+from backhaul_common.config import Texts
 from backhaul_common.errors import InvalidArgumentError
+from backhaul_common.tls import EngineTlsSettings, TlsFiles
 from backhaul_router.core.turn import Route
 
 _SPARE_FILES = 1024
@@ -18,7 +19,7 @@ _LEAST_GOODBYES = 8
 _CONNECTIONS_PER_GOODBYE = 4
 
 
-class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
+class Config(EngineTlsSettings, env_prefix="BACKHAUL_ROUTER_"):
     """Settings of one router. Durations are seconds."""
 
     listen_http: Address = "127.0.0.1:8080"
@@ -29,6 +30,10 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
     """host:port of the endpoint picker for Envoy (see docs/envoy.md); empty: none"""
     registry: Addresses
     """host:port of each registry replica, comma-separated"""
+    tls_agent_name: str = ""
+    """name that the agents' certificates must have; empty: the host of their address"""
+    client_ca: str = ""
+    """PEM file with the CAs of clients' certificates, for the HTTP and the gRPC API; empty: clients need none"""
     lookup_budget_s: float = Field(default=0.05, gt=0, le=1)
     """time that a turn may spend on finding and claiming what it can reuse"""
     harvest_budget_s: float = Field(default=0.25, ge=0, le=5)
@@ -110,6 +115,16 @@ class Config(ServiceConfig, env_prefix="BACKHAUL_ROUTER_"):
         if self.max_held < self.body_limit:
             raise ValueError(f"max_held must be at least body_limit ({int(self.body_limit)} bytes)")
         return self
+
+    @property
+    def needing_tls(self) -> tuple[str, ...]:
+        """Settings that mean nothing without a certificate."""
+        return (*super().needing_tls, "tls_agent_name", "client_ca")
+
+    @property
+    def client_files(self) -> TlsFiles | None:
+        """What clients are shown, and whom they must be certified by; None without TLS."""
+        return TlsFiles(cert=self.tls_cert, key=self.tls_key, ca=self.client_ca) if self.tls_cert else None
 
     @property
     def open_files(self) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import io
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
+from backhaul_common.tls import CallerContext
 from backhaul_router.core.engines import EngineError, Failure, Reply
 from backhaul_router.core.errors import engine_answer, too_large
 from backhaul_router.core.opening import Opening, opening_of
@@ -96,10 +98,13 @@ class EngineClient:
     Enter it inside the event loop that uses it.
     """
 
-    def __init__(self, *, timeouts: EngineTimeouts, answer_bytes: int, late_limit: int) -> None:
+    def __init__(
+        self, *, timeouts: EngineTimeouts, answer_bytes: int, late_limit: int, tls: CallerContext | None = None
+    ) -> None:
         """``answer_bytes`` bounds answers that are read whole, ``late_limit`` prefill legs that nobody waits for."""
         self._timeouts = timeouts
         self._answer_bytes = answer_bytes
+        self._tls = tls
         self._late = LateReplies(late_limit)
         self._session: aiohttp.ClientSession | None = None
         self._unpooled: aiohttp.ClientSession | None = None
@@ -204,6 +209,7 @@ class EngineClient:
                 timeout=limits,
                 allow_redirects=False,
                 trace_request_ctx=on_sent,
+                ssl=self._ssl,
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _failed(error) from error
@@ -244,6 +250,7 @@ class EngineClient:
                     headers=headers,
                     allow_redirects=False,
                     trace_request_ctx=on_sent,
+                    ssl=self._ssl,
                 ) as response,
             ):
                 return Reply(response.status, response.headers, await self._bounded(response))
@@ -257,6 +264,10 @@ class EngineClient:
             if len(body) > self._answer_bytes:
                 raise EngineError(Failure.FAULT)
         return bytes(body)
+
+    @property
+    def _ssl(self) -> ssl.SSLContext | bool:
+        return self._tls.current() if self._tls else True
 
     def _open(self, *, pooled: bool) -> aiohttp.ClientSession:
         session = self._session if pooled else self._unpooled

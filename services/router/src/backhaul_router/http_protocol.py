@@ -95,6 +95,11 @@ class ApiProtocol(web.RequestHandler):
         waiting = self._waiter is not None and not self._waiter.done()
         return self.transport is not None and (waiting or not self._request_count)
 
+    @property
+    def _encrypted(self) -> bool:
+        """Whether there is no closing of one side: asyncio ends both (sslproto.py, `_do_read__eof_received`)."""
+        return self.transport is not None and self.transport.get_extra_info("sslcontext") is not None
+
     def begin(self, body: aiohttp.StreamReader) -> None:
         """The next request's turn has come."""
         self._body = body
@@ -144,7 +149,7 @@ class ApiProtocol(web.RequestHandler):
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio allows the answer, aiohttp has none
         """Keeps the connection for a request that is running; closes it otherwise. A body that lacks bytes ends."""
-        if self.idle:
+        if self.idle or self._encrypted:
             return None
         self.close()
         body = self._last_body()

@@ -15,6 +15,8 @@ from aiohttp import web
 
 from backhaul_common.addresses import split_address
 from backhaul_common.errors import UnavailableError
+from backhaul_common.grpc_server import warn_of_plaintext
+from backhaul_common.tls import HANDSHAKE_S, Identity, ListenerContext
 from backhaul_router.admission import Admission, Held
 from backhaul_router.conversations import Conversations, Ending
 from backhaul_router.core.body import Endpoint
@@ -55,6 +57,7 @@ class HttpService:
         readiness: Readiness,
         admission: Admission,
         limits: ClientLimits,
+        tls: Identity | None = None,
     ) -> None:
         self._address = address
         self._turns = turns
@@ -63,6 +66,7 @@ class HttpService:
         self._readiness = readiness
         self._admission = admission
         self._limits = limits
+        self._tls = tls
         self._routes: dict[str, tuple[str, _Handler]] = {
             Endpoint.CHAT.value: ("POST", self._turn),
             Endpoint.COMPLETIONS.value: ("POST", self._turn),
@@ -80,9 +84,18 @@ class HttpService:
     async def __aenter__(self) -> Self:
         """Binds and starts. Raises UnavailableError (ADDRESS_UNAVAILABLE) when the address cannot be bound."""
         host, port = split_address(self._address)
+        if self._tls is None:
+            warn_of_plaintext(self._address)
         self._api = ApiServer(self._handle, limits=self._limits)
         try:
-            self._listener = await asyncio.get_running_loop().create_server(self._api, host, port, backlog=_ACCEPTS)
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._api,
+                host,
+                port,
+                backlog=_ACCEPTS,
+                ssl=ListenerContext(self._tls).front if self._tls else None,
+                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
+            )
         except OSError as error:
             raise UnavailableError("ADDRESS_UNAVAILABLE", f"cannot listen on {self._address}: {error}") from error
         for listening in self._listener.sockets:

@@ -9,7 +9,7 @@ import structlog
 
 from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc
 from backhaul_common.clock import Clock
-from backhaul_common.grpc_client import open_channel, to_error
+from backhaul_common.grpc_client import Connect, open_channel, to_error
 from backhaul_router.convert import load_reports_from
 from backhaul_router.core.nodes import NodeTable
 from backhaul_router.core.routing.reports import Reports
@@ -46,10 +46,11 @@ class LoadReports:
     to owners have nothing to do with it.
     """
 
-    def __init__(self, table: NodeTable, reports: Reports, clock: Clock) -> None:
+    def __init__(self, table: NodeTable, reports: Reports, clock: Clock, *, connect: Connect = open_channel) -> None:
         self._table = table
         self._reports = reports
         self._clock = clock
+        self._connect = connect
         self._streams: dict[str, tuple[_Source, asyncio.Task[None]]] = {}
         self._missing: set[str] = set()
         """Nodes without a working stream; logged when it changes."""
@@ -76,7 +77,7 @@ class LoadReports:
     async def _keep(self, node_id: str, address: str) -> None:
         """Watches one agent again and again."""
         pause = _FIRST_PAUSE_S
-        async with open_channel(address) as channel:
+        async with self._connect(address) as channel:
             while True:
                 told, problem = await self._follow(node_id, channel)
                 if node_id not in self._missing:

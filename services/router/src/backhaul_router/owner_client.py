@@ -19,7 +19,7 @@ from backhaul_common.errors import (
     NotFoundError,
     UnavailableError,
 )
-from backhaul_common.grpc_client import open_channel, to_error
+from backhaul_common.grpc_client import Connect, open_channel, to_error
 from backhaul_router.core.claims import Claim, Grant, Harvest, KeptBlocks, Released
 
 _log = structlog.get_logger(__name__)
@@ -41,8 +41,9 @@ class OwnerClient:
     Enter it inside the event loop that uses it. Leaving it waits a second for what agents are still to be told.
     """
 
-    def __init__(self, *, clock: Clock) -> None:
+    def __init__(self, *, clock: Clock, connect: Connect = open_channel) -> None:
         self._clock = clock
+        self._connect = connect
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._tasks = asyncio.TaskGroup()
         self._tellings: set[asyncio.Task[None]] = set()
@@ -165,7 +166,7 @@ class OwnerClient:
     def _stub(self, address: str) -> "agent_pb2_grpc.BlockSetServiceAsyncStub":
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = open_channel(address)
+            channel = self._channels[address] = self._connect(address)
         return agent_pb2_grpc.BlockSetServiceStub(channel)
 
 

@@ -13,7 +13,7 @@ import structlog
 from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
 from backhaul_common.clock import Clock
 from backhaul_common.errors import BackhaulError, DeadlineExceededError, ResourceExhaustedError, UnavailableError
-from backhaul_common.grpc_client import open_channel, to_error
+from backhaul_common.grpc_client import Connect, open_channel, to_error
 from backhaul_router.convert import node_from, pointer_from
 from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.nodes import Node, NodeTable
@@ -41,12 +41,14 @@ class RegistryClient:
         clock: Clock,
         on_change: Callable[[], None] = lambda: None,
         silence_s: float = SILENCE_S,
+        connect: Connect = open_channel,
     ) -> None:
         self._addresses = tuple(addresses)
         self._table = table
         self._clock = clock
         self._on_change = on_change
         self._silence_s = silence_s
+        self._connect = connect
         self._channels: list[grpc.aio.Channel] = []
         self._preferred = 0
         """Index of the replica that answered last."""
@@ -64,7 +66,7 @@ class RegistryClient:
 
     async def __aenter__(self) -> Self:
         """Opens a channel to each replica; connects in the background."""
-        self._channels = [open_channel(address) for address in self._addresses]
+        self._channels = [self._connect(address) for address in self._addresses]
         self._watching = asyncio.create_task(self._watch())
         return self
 

@@ -9,7 +9,6 @@ from backhaul_common.etcd.client import (
     TxnResult,
     WatchBatch,
 )
-from backhaul_common.etcd.connection import TlsFiles
 from backhaul_common.etcd.listwatch import Following, Outage, Update, follow
 from backhaul_common.etcd.ops import Absent, Compare, Delete, Get, KeyValue, LeaseIs, Op, Put, Unchanged, prefix_end
 
@@ -29,7 +28,6 @@ __all__ = [
     "Op",
     "Outage",
     "Put",
-    "TlsFiles",
     "TxnResult",
     "Unchanged",
     "Update",

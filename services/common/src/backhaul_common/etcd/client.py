@@ -11,10 +11,11 @@ import grpc
 from backhaul_common.clock import Clock, SystemClock
 from backhaul_common.errors import AbortedError, UnauthenticatedError, UnavailableError
 from backhaul_common.etcd import failures
-from backhaul_common.etcd.connection import Connection, Metadata, TlsFiles
+from backhaul_common.etcd.connection import Connection, Metadata
 from backhaul_common.etcd.ops import Compare, Get, KeyValue, Op, from_kv, prefix_end, range_request, to_compare, to_op
 from backhaul_common.etcd.stubs import rpc
 from backhaul_common.etcd.undisturbed import LIFE_S, UndisturbedReads
+from backhaul_common.tls import Identity
 
 _PAGE = 250
 """Keys of one page: with values of up to 64 KiB it stays below the longest message (17 MiB)."""
@@ -26,7 +27,6 @@ class EtcdOptions:
 
     endpoints: tuple[str, ...]
     """host:port each, IPv6 in brackets; tried in this order."""
-    tls: TlsFiles | None = None
     user: str = ""
     password: str = field(default="", repr=False)
     attempt_s: float = 1.0
@@ -104,11 +104,11 @@ class EtcdClient:
     No call takes longer than ``total_s``, or the ``timeout_s`` given with it.
     """
 
-    def __init__(self, options: EtcdOptions, clock: Clock | None = None) -> None:
+    def __init__(self, options: EtcdOptions, clock: Clock | None = None, *, tls: Identity | None = None) -> None:
         self._options = options
         self._connection = Connection(
             endpoints=options.endpoints,
-            tls=options.tls,
+            tls=tls,
             user=options.user,
             password=options.password,
             attempt_s=options.attempt_s,

@@ -2,8 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import grpc
@@ -14,6 +12,7 @@ from backhaul_common.errors import UnavailableError
 from backhaul_common.etcd import failures
 from backhaul_common.etcd.stubs import rpc
 from backhaul_common.grpc_client import CHANNEL_OPTIONS
+from backhaul_common.tls import Identity, RenewedChannel
 
 _log = structlog.get_logger(__name__)
 
@@ -38,15 +37,6 @@ _YOUNG_S = 5.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files; read when a channel is opened."""
-
-    ca: str
-    cert: str = ""
-    key: str = ""
-
-
 Metadata = tuple[tuple[str, str], ...]
 Call = Callable[[grpc.aio.Channel, Metadata, float], Awaitable[T]]
 """Makes one attempt: on this channel, with this metadata, within these seconds."""
@@ -62,7 +52,7 @@ class Connection:
         self,
         *,
         endpoints: tuple[str, ...],
-        tls: TlsFiles | None,
+        tls: Identity | None,
         user: str,
         password: str,
         attempt_s: float,
@@ -203,13 +193,4 @@ class Connection:
     def _open(self, endpoint: str) -> grpc.aio.Channel:
         if self._tls is None:
             return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
-        return grpc.aio.secure_channel(endpoint, credentials(self._tls), options=_OPTIONS)
-
-
-def credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
-    """Returns credentials made of PEM files. Raises UnavailableError (ETCD_TLS) when one cannot be read."""
-    try:
-        ca, key, cert = (Path(path).read_bytes() if path else None for path in (tls.ca, tls.key, tls.cert))
-    except OSError as error:
-        raise UnavailableError("ETCD_TLS", f"cannot read {error.filename}") from error
-    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+        return RenewedChannel(self._tls, lambda shown: grpc.aio.secure_channel(endpoint, shown, options=_OPTIONS))

@@ -20,6 +20,8 @@ _TOKEN_TEXTS = (
 )
 # gRPC core's words for a call that never left: no connection to any address of the endpoint.
 _NOT_SENT_TEXTS = ("failed to connect to all addresses", "etcdserver: no leader")
+# BoringSSL's and gRPC core's words for a server that is not who it should be.
+_CERTIFICATE_TEXTS = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
 _LEASE_TEXT = "etcdserver: requested lease not found"
 _AUTH_OFF_TEXT = "etcdserver: authentication is not enabled"
 _PASSWORD_TEXT = "etcdserver: authentication failed"
@@ -70,8 +72,12 @@ def to_backhaul(error: grpc.aio.AioRpcError, endpoint: str) -> BackhaulError:
         return UnauthenticatedError("ETCD_AUTH", "etcd refused the user or the password", endpoint=endpoint)
     if token_expired(text) or error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return UnauthenticatedError("ETCD_AUTH", f"etcd refused the user's permission: {text}", endpoint=endpoint)
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        return UnavailableError("ETCD_TLS", "etcd's certificate is not signed by the configured CA", endpoint=endpoint)
+    if any(sign in text for sign in _CERTIFICATE_TEXTS):
+        return UnavailableError(
+            "ETCD_TLS",
+            f"etcd's certificate is over, of another host, or not by the configured CA: {text}",
+            endpoint=endpoint,
+        )
     if endpoint_away(error):
         return UnavailableError("ETCD_UNAVAILABLE", f"etcd does not answer: {text}", endpoint=endpoint)
     if text.startswith(_TOO_MANY_TEXT):

@@ -1,0 +1,71 @@
+"""Server interceptor that lets in only callers of certain names."""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import structlog
+
+from backhaul_common.errors import PermissionDeniedError
+
+_log = structlog.get_logger(__name__)
+
+Handler = Any
+"""``grpc.RpcMethodHandler``."""
+
+
+class CallersInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses callers whose certificate has none of the accepted names, as PermissionDeniedError (CALLER_REFUSED).
+
+    Names are those of the certificate's subjectAltName, of whatever kind. Health checks and reflection are open to
+    whoever has a certificate. Goes inside the interceptor that maps errors.
+    """
+
+    def __init__(self, callers: Collection[str], callers_of: Mapping[str, Collection[str]]) -> None:
+        """`callers_of` are those of single methods, by name; no names: everybody."""
+        self._callers = frozenset(callers)
+        self._callers_of = {method: frozenset(names) for method, names in callers_of.items()}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Wraps the handler of one call, unless everybody may make it."""
+        handler = await continuation(handler_call_details)
+        path = handler_call_details.method
+        accepted = self._callers_of.get(path.rpartition("/")[2], self._callers)
+        if handler is None or not accepted or path.startswith("/grpc."):
+            return handler
+        return _guarded(handler, lambda context: _check(context, accepted, path))
+
+
+def _guarded(handler: Handler, check: Callable[[Any], None]) -> Handler:
+    takes = "stream" if handler.request_streaming else "unary"
+    gives = "stream" if handler.response_streaming else "unary"
+    behavior = getattr(handler, f"{takes}_{gives}")
+
+    async def call(request: Any, context: Any) -> Any:
+        check(context)
+        return await behavior(request, context)
+
+    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+        check(context)
+        async with aclosing(behavior(request, context)) as answers:
+            async for answer in answers:
+                yield answer
+
+    return getattr(grpc, f"{takes}_{gives}_rpc_method_handler")(
+        stream if inspect.isasyncgenfunction(behavior) else call,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+
+
+def _check(context: Any, accepted: Collection[str], path: str) -> None:
+    names = {name.decode(errors="replace") for name in context.auth_context().get("x509_subject_alternative_name", ())}
+    if names.isdisjoint(accepted):
+        _log.warning("caller refused", method=path, names=sorted(names))
+        raise PermissionDeniedError("CALLER_REFUSED", "the certificate has no name that may call this")

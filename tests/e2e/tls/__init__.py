@@ -1,0 +1,1 @@
+"""A whole stack under TLS."""

@@ -1,0 +1,76 @@
+"""Conversations where every hop is under TLS: etcd, registry, agents, engines, router, and Envoy in front of it."""
+
+import ssl
+from collections.abc import Iterator
+from contextlib import closing
+
+import httpx2
+import pytest
+
+from backhaul_local.options import StackOptions
+from backhaul_local.simulated import SimulatedEngine
+from backhaul_local.stack import Stack
+from tests.e2e.stack.chat import Chat, answered, opening
+from tests.e2e.stack.conftest import eventually, eventually_warm
+
+SERVICES = ("registry-1", "agent-prefill-1", "agent-decode-1", "router-1")
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    options = StackOptions(
+        state=tmp_path_factory.mktemp("tls"),
+        prefill=[SimulatedEngine()],
+        decode=[SimulatedEngine()],
+        tls=True,
+        gateway=True,
+        router_flags=["--prefer", "warm", "--lookup-budget-s", "0.5"],
+    )
+    with Stack(options) as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("front", ["router", "envoy"])
+def test_a_conversation_reads_and_says_what_it_would_say_without_reuse_through_new_certificates_too(
+    stack: Stack, front: str
+) -> None:
+    assert stack.tls is not None
+    url = stack.gateway if front == "envoy" else stack.routers[0]
+    assert url.startswith("https://")
+    chat = Chat(url, tls=stack.tls.context())
+    with closing(chat.http):
+        eventually_warm(chat)
+        messages, routes = opening(), []
+        for turn in range(4):
+            if turn == 2:
+                _replace_certificates(stack)
+            reply = chat.send(messages)
+            routes.append((reply.status, reply.route))
+            assert reply.text == chat.cold(messages)
+            messages = answered(messages, reply.text)
+    assert routes == [(200, "cold"), (200, "warm"), (200, "warm"), (200, "warm")]
+
+
+def _replace_certificates(stack: Stack) -> None:
+    """Returns when all services have taken them."""
+    assert stack.tls is not None
+
+    def taken() -> list[int]:
+        return [(stack.logs / f"{name}.log").read_text().count("TLS files taken") for name in SERVICES]
+
+    before = taken()
+    stack.tls.replace()
+    eventually(lambda: all(now > then for now, then in zip(taken(), before, strict=True)), within_s=30)
+
+
+def test_nobody_is_served_without_a_certificate_or_without_tls(stack: Stack) -> None:
+    assert stack.tls is not None
+    stranger = ssl.create_default_context(cafile=stack.tls.ca)
+    node = stack.nodes[0]
+    for url in (stack.routers[0], stack.gateway, node.url, f"https://{stack.etcd_endpoints[0]}"):
+        with httpx2.Client(verify=stranger, trust_env=False) as without, pytest.raises(httpx2.HTTPError):
+            without.get(f"{url}/health").raise_for_status()
+        with httpx2.Client(trust_env=False) as plain, pytest.raises(httpx2.HTTPError):
+            plain.get(f"{url.replace('https', 'http')}/health").raise_for_status()
+        with httpx2.Client(verify=stack.tls.context(), trust_env=False) as ours:
+            assert ours.get(f"{url}/health").status_code in (200, 404)

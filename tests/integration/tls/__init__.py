@@ -1,0 +1,1 @@
+"""TLS over real sockets, with throwaway CAs."""
