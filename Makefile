@@ -19,8 +19,13 @@ ENVIRONMENTS := $(if $(SIM),install-services,install)
 endif
 
 PROTOS := $(patsubst proto/%,%,$(wildcard proto/backhaul/*/v*/*.proto))
-PROTOC = cd proto && PATH="$(abspath $(BIN)):$$PATH" "$(abspath $(BIN))/python" -m grpc_tools.protoc -I. \
-	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
+# Google's protos (google/api, google/rpc) come with googleapis-common-protos.
+INCLUDES = -I. -I"$$(python -c 'import pathlib, google.rpc; print(pathlib.Path(google.rpc.__path__[0]).parents[1])')"
+IN_PROTO = cd proto && PATH="$(abspath $(BIN)):$$PATH" && protoc() { python -m grpc_tools.protoc $(INCLUDES) "$$@"; }
+PROTOC = $(IN_PROTO) && \
+	protoc --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS) && \
+	protoc --include_imports --descriptor_set_out=$(1)/backhaul/router/v1/http.binpb \
+		backhaul/router/v1/http.proto google/rpc/error_details.proto
 PRIVATE := /(home|root|Users)/[a-z]|(py)pi[.]org|(python)hosted[.]org|(py)torch[.]org|(npm)js[.]org
 
 .PHONY: help
@@ -67,7 +72,9 @@ check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code 
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	cd proto && $(abspath $(BIN))/buf lint && $(abspath $(BIN))/buf format --diff --exit-code
+	@image=$$(mktemp --suffix=.binpb) && trap 'rm -f "$$image"' EXIT && $(IN_PROTO) && \
+		protoc --include_imports --include_source_info --descriptor_set_out="$$image" $(PROTOS) && \
+		buf lint "$$image" --config buf.yaml --path backhaul && buf format --diff --exit-code
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && ($(call PROTOC,"$$fresh")) && \
 		diff -r -x __init__.py -x py.typed -x __pycache__ proto/gen "$$fresh" || \
 		{ echo "generated code is not up to date: run make proto"; exit 1; }
