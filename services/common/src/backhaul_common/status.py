@@ -1,11 +1,15 @@
 """Errors as gRPC statuses: one table, both directions."""
 
+import re
+
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.rpc.error_details_pb2 import ErrorInfo
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
+from backhaul_common.durations import duration
 from backhaul_common.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -23,6 +27,11 @@ from backhaul_common.texts import clip
 
 DOMAIN = "backhaul"
 """``ErrorInfo.domain`` of every error that Backhaul raises."""
+
+RETRY_AFTER = "retry_after_s"
+"""Metadata of errors that say when to ask again, in seconds."""
+
+_WHOLE_SECONDS = re.compile(r"[0-9]{1,9}")
 
 # gRPC takes 8 KiB of metadata for certain (grpc/impl/channel_arg_names.h, GRPC_ARG_MAX_METADATA_SIZE); of a larger
 # status only RESOURCE_EXHAUSTED arrives. The message travels twice: percent-encoded, which makes three bytes of one
@@ -58,14 +67,26 @@ _CLASSES: dict[grpc.StatusCode, type[BackhaulError]] = {
 def to_status(error: BackhaulError) -> grpc.Status:
     """Returns the status to abort a call with: code, message, and ErrorInfo with reason and metadata.
 
-    What is too long to arrive is cut, with an ellipsis.
+    With metadata that say when to ask again (`RETRY_AFTER`) RetryInfo says so, too. What is too long to arrive is cut,
+    with an ellipsis.
     """
     code = next((CODES[cls] for cls in type(error).__mro__ if cls in CODES), grpc.StatusCode.INTERNAL)
-    detail = AnyMessage()
-    detail.Pack(_info_of(error))
     message = clip(error.message, _MAX_MESSAGE_BYTES)
-    status: grpc.Status = rpc_status.to_status(Status(code=code.value[0], message=message, details=[detail]))
+    details = [_packed(detail) for detail in (_info_of(error), _retry_of(error)) if detail is not None]
+    status: grpc.Status = rpc_status.to_status(Status(code=code.value[0], message=message, details=details))
     return status
+
+
+def _packed(detail: Message) -> AnyMessage:
+    packed = AnyMessage()
+    packed.Pack(detail)
+    return packed
+
+
+def _retry_of(error: BackhaulError) -> RetryInfo | None:
+    text = error.metadata.get(RETRY_AFTER, "")
+    # An engine's own header may hold a date.
+    return RetryInfo(retry_delay=duration(int(text))) if _WHOLE_SECONDS.fullmatch(text) else None
 
 
 def _info_of(error: BackhaulError) -> ErrorInfo:

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from backhaul.envoy.v3 import ext_proc_pb2_grpc
-from backhaul.router.v1 import router_pb2_grpc
+from backhaul.router.v1 import gateway_pb2_grpc, http_pb2_grpc, router_pb2_grpc
 from backhaul_common.clock import SystemClock
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.grpc_server import GrpcServer
@@ -32,6 +32,8 @@ from backhaul_router.departures import Departures
 from backhaul_router.engine_client import EngineClient, EngineTimeouts
 from backhaul_router.ext_proc_service import HEALTH_NAMES, ExternalProcessor
 from backhaul_router.ext_proc_service import SERVICE_NAME as EXT_PROC_NAME
+from backhaul_router.gateway_service import SERVICE_NAME as GATEWAY_NAME
+from backhaul_router.gateway_service import GatewayService
 from backhaul_router.grpc_service import SERVICE_NAME, InferenceService
 from backhaul_router.http_protocol import ClientLimits
 from backhaul_router.http_service import HttpService
@@ -43,11 +45,14 @@ from backhaul_router.observing import TurnObserver, observe_nodes
 from backhaul_router.open_files import allow_open_files
 from backhaul_router.orphans import watch_orphans
 from backhaul_router.owner_client import OwnerClient
+from backhaul_router.planned_turns import PlannedTurns
 from backhaul_router.ports import Policy
 from backhaul_router.prompt_tokens import PromptTokens
 from backhaul_router.readiness import Readiness
 from backhaul_router.registry_client import RegistryClient
 from backhaul_router.second_chances import SecondChances
+from backhaul_router.transcoded_service import SERVICE_NAME as HTTP_NAME
+from backhaul_router.transcoded_service import HttpApiService
 from backhaul_router.turns import Turns
 
 _log = structlog.get_logger(__name__)
@@ -67,6 +72,8 @@ class Running:
     grpc_port: int
     ext_proc_port: int
     """Of the endpoint picker; 0 without one."""
+    gateway_port: int
+    """For gateways that plan turns; 0 without one."""
     table: NodeTable
     routing: Routing
     admission: Admission
@@ -195,7 +202,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
         )
         grpc_server = GrpcServer(
             address=config.listen_grpc,
-            service_names=(SERVICE_NAME,),
+            service_names=(SERVICE_NAME, HTTP_NAME),
             max_message_bytes=int(config.body_limit) + _FRAME_BYTES,
             max_calls=2 * config.max_turns + config.max_queued,
         )
@@ -208,6 +215,15 @@ async def running(config: Config) -> AsyncIterator[Running]:
             send_s=config.send_timeout_s,
         )
         router_pb2_grpc.add_InferenceServiceServicer_to_server(inference, grpc_server.server)
+        http_api = HttpApiService(
+            turns=turns,
+            conversations=conversations,
+            models=models,
+            admission=admission,
+            body_limit_bytes=int(config.body_limit),
+            send_s=config.send_timeout_s,
+        )
+        http_pb2_grpc.add_HttpServiceServicer_to_server(http_api, grpc_server.server)
         picker = ExternalProcessor(
             turns=turns,
             admission=admission,
@@ -215,21 +231,31 @@ async def running(config: Config) -> AsyncIterator[Running]:
             receive_s=config.receive_timeout_s,
         )
         picker_server = _picker_server(config, picker)
-        servers = [server for server in (grpc_server, picker_server) if server is not None]
+        planned = PlannedTurns(
+            turns=turns,
+            admission=admission,
+            clock=clock,
+            send_s=config.plan_send_s,
+            report_s=config.plan_report_s,
+        )
+        gateway = GatewayService(turns=turns, planned=planned, body_limit_bytes=int(config.body_limit))
+        gateway_server = _gateway_server(config, gateway)
+        servers = [server for server in (grpc_server, picker_server, gateway_server) if server is not None]
         if not await registry.listed(within_s=_FIRST_LIST_S):
             _log.warning("no list of nodes yet", registry=config.registry, what_to_do="see that a registry runs there")
-        async with http, AsyncExitStack() as entered, asyncio.TaskGroup() as tasks:
+        async with planned, http, AsyncExitStack() as entered, asyncio.TaskGroup() as tasks:
             for server in servers:
                 await entered.enter_async_context(server)
             background = (
                 tasks.create_task(watch_orphans(table, engines, clock, changed.set)),
                 tasks.create_task(departures.watch()),
+                tasks.create_task(planned.watch()),
                 tasks.create_task(LoadReports(table, routing.live.reports, clock).run()),
                 tasks.create_task(_follow(changed, table, routing, readiness, servers, owner)),
             )
             try:
-                ext_proc_port = picker_server.port if picker_server else 0
-                yield Running(http.port, grpc_server.port, ext_proc_port, table, routing, admission)
+                ports = http.port, grpc_server.port, _port(picker_server), _port(gateway_server)
+                yield Running(*ports, table, routing, admission)
                 await _leave(readiness, servers, http)
                 _log.info("leaving", lame_duck_s=config.lame_duck_s, running_turns=admission.turn_count)
                 await clock.sleep(config.lame_duck_s)
@@ -254,6 +280,25 @@ def _picker_server(config: Config, picker: ExternalProcessor) -> GrpcServer | No
         max_calls=2 * config.max_turns + config.max_queued,
     )
     ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server(picker, server.server)
+    return server
+
+
+def _port(server: GrpcServer | None) -> int:
+    return server.port if server else 0
+
+
+def _gateway_server(config: Config, gateway: GatewayService) -> GrpcServer | None:
+    """Returns the server for gateways that plan turns, if there is to be one."""
+    if not config.listen_gateway:
+        return None
+    server = GrpcServer(
+        address=config.listen_gateway,
+        service_names=(GATEWAY_NAME,),
+        # What goes to an engine is the client's body and a little more.
+        max_message_bytes=int(config.body_limit) + _FRAME_BYTES,
+        max_calls=2 * config.max_turns + config.max_queued,
+    )
+    gateway_pb2_grpc.add_GatewayServiceServicer_to_server(gateway, server.server)
     return server
 
 

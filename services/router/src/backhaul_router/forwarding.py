@@ -6,6 +6,7 @@ from backhaul_router.answers import whole_answer
 from backhaul_router.attempts import Attempts
 from backhaul_router.core.engines import Failure
 from backhaul_router.core.fresh import FreshKeys
+from backhaul_router.core.turn import Outcome
 from backhaul_router.explaining import HEADER, explanation_in_header
 from backhaul_router.legs import Legs
 from backhaul_router.running_turn import DecodeLeg, HandedOver, Turn
@@ -15,7 +16,7 @@ class Forwarded:
     """What to send, and what is told of it.
 
     It is told in this order: `taken`, `answered`, `whole` for an answer that is no stream; `left` in place of any of
-    the latter. Nothing more is told when a stream ends, for its bytes are not seen here.
+    the latter. Of a stream whoever sees its bytes may tell the `first_byte`, and that it was `broken`.
     """
 
     def __init__(
@@ -70,6 +71,34 @@ class Forwarded:
         self.seen = True
         self._turn.outcome.answer_s = self._turn.trace.elapsed_s
         return whole_answer(body, self._handed.usage)
+
+    @property
+    def served(self) -> Outcome:
+        """How the turn is served."""
+        return self._turn.outcome
+
+    @property
+    def path(self) -> str:
+        """Of the request that it is."""
+        return self._turn.path
+
+    def first_byte(self, after_s: float) -> None:
+        """The first byte of an answer of which `answered` was told is there, seconds after it was sent."""
+        if self._turn.body.stream:
+            # An answer that is not streamed comes when all of it is there: that says nothing of its beginning.
+            self._turn.outcome.ttft_s = self._turn.trace.elapsed_s
+            self._legs.first_byte_elsewhere(self._turn, self._handed, self.leg, after_s)
+
+    def broken(self) -> None:
+        """The engine stopped in the middle of its answer."""
+        self._turn.outcome.result = "broken"
+        self._attempts.sent_elsewhere(self._turn, self._handed, Failure.DISCONNECTED)
+        if self._turn.labelled:
+            self._fresh.forget(self._turn.scope, self._turn.keys.own)
+
+    def given_up(self) -> None:
+        """Nobody tells any more how it goes."""
+        self._turn.outcome.result = "given_up"
 
     def left(self) -> None:
         """The client left before it was answered."""
