@@ -51,8 +51,7 @@ def idle(stack: RouterStack) -> bool:
 
 async def send(stack: RouterStack, plan: pb.PlanTurnResponse) -> tuple[int, bytes]:
     """Sends a planned leg as it says."""
-    url = f"http://{plan.endpoint}{plan.path}"
-    async with stack.client.post(url, data=plan.body, headers=dict(plan.headers)) as answer:
+    async with stack.client.post(plan.url, data=plan.body, headers=dict(plan.headers)) as answer:
         return answer.status, await answer.read()
 
 

@@ -78,9 +78,9 @@ class Forwarded:
         return self._turn.outcome
 
     @property
-    def path(self) -> str:
+    def url(self) -> str:
         """Of the request that it is."""
-        return self._turn.path
+        return f"{self.leg.target.node.engine_url}{self._turn.path}"
 
     def first_byte(self, after_s: float) -> None:
         """The first byte of an answer of which `answered` was told is there, seconds after it was sent."""

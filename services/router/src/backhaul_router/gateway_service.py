@@ -48,8 +48,8 @@ def _plan_to(turn_id: str, forwarded: Forwarded, send_s: float) -> pb.PlanTurnRe
     leg = forwarded.leg
     return pb.PlanTurnResponse(
         turn_id=turn_id,
+        url=forwarded.url,
         endpoint=forwarded.endpoint,
-        path=forwarded.path,
         headers={**leg.headers, "content-type": "application/json"},
         body=leg.body,
         started=started_to(forwarded.served),

@@ -26,7 +26,7 @@ from backhaul.router.v1 import router_pb2 as backhaul_dot_router_dot_v1_dot_rout
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n backhaul/router/v1/gateway.proto\x12\x12\x62\x61\x63khaul.router.v1\x1a\x1f\x62\x61\x63khaul/router/v1/router.proto\x1a\x1egoogle/protobuf/duration.proto\"l\n\x0fPlanTurnRequest\x12$\n\x03\x61pi\x18\x01 \x01(\x0e\x32\x17.backhaul.router.v1.Api\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x11\n\tendpoints\x18\x04 \x03(\t\"\xbf\x02\n\x10PlanTurnResponse\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x42\n\x07headers\x18\x04 \x03(\x0b\x32\x31.backhaul.router.v1.PlanTurnResponse.HeadersEntry\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\x12,\n\x07started\x18\x06 \x01(\x0b\x32\x1b.backhaul.router.v1.Started\x12\x1a\n\x12\x61nswer_names_hosts\x18\x07 \x01(\x08\x12.\n\x0bsend_within\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x98\x05\n\x11ReportTurnRequest\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12@\n\x07sending\x18\x02 \x01(\x0b\x32-.backhaul.router.v1.ReportTurnRequest.SendingH\x00\x12\x45\n\nfirst_byte\x18\x03 \x01(\x0b\x32/.backhaul.router.v1.ReportTurnRequest.FirstByteH\x00\x12:\n\x04\x64one\x18\x04 \x01(\x0b\x32*.backhaul.router.v1.ReportTurnRequest.DoneH\x00\x12>\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32,.backhaul.router.v1.ReportTurnRequest.FailedH\x00\x12:\n\x04left\x18\x06 \x01(\x0b\x32*.backhaul.router.v1.ReportTurnRequest.LeftH\x00\x1a\t\n\x07Sending\x1a\x35\n\tFirstByte\x12(\n\x05\x61\x66ter\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a\x06\n\x04\x44one\x1a\xd6\x01\n\x06\x46\x61iled\x12\x41\n\x05\x63\x61use\x18\x01 \x01(\x0e\x32\x32.backhaul.router.v1.ReportTurnRequest.Failed.Cause\x12\x13\n\x0bhttp_status\x18\x02 \x01(\x05\"t\n\x05\x43\x61use\x12\x15\n\x11\x43\x41USE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41USE_NOT_CONNECTED\x10\x01\x12\x16\n\x12\x43\x41USE_DISCONNECTED\x10\x02\x12\x11\n\rCAUSE_TIMEOUT\x10\x03\x12\x10\n\x0c\x43\x41USE_STATUS\x10\x04\x1a\x06\n\x04LeftB\x06\n\x04step\"F\n\x12ReportTurnResponse\x12\x30\n\rreport_within\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration2\xc4\x01\n\x0eGatewayService\x12U\n\x08PlanTurn\x12#.backhaul.router.v1.PlanTurnRequest\x1a$.backhaul.router.v1.PlanTurnResponse\x12[\n\nReportTurn\x12%.backhaul.router.v1.ReportTurnRequest\x1a&.backhaul.router.v1.ReportTurnResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n backhaul/router/v1/gateway.proto\x12\x12\x62\x61\x63khaul.router.v1\x1a\x1f\x62\x61\x63khaul/router/v1/router.proto\x1a\x1egoogle/protobuf/duration.proto\"l\n\x0fPlanTurnRequest\x12$\n\x03\x61pi\x18\x01 \x01(\x0e\x32\x17.backhaul.router.v1.Api\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x11\n\tendpoints\x18\x04 \x03(\t\"\xbe\x02\n\x10PlanTurnResponse\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x42\n\x07headers\x18\x04 \x03(\x0b\x32\x31.backhaul.router.v1.PlanTurnResponse.HeadersEntry\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\x12,\n\x07started\x18\x06 \x01(\x0b\x32\x1b.backhaul.router.v1.Started\x12\x1a\n\x12\x61nswer_names_hosts\x18\x07 \x01(\x08\x12.\n\x0bsend_within\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x98\x05\n\x11ReportTurnRequest\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12@\n\x07sending\x18\x02 \x01(\x0b\x32-.backhaul.router.v1.ReportTurnRequest.SendingH\x00\x12\x45\n\nfirst_byte\x18\x03 \x01(\x0b\x32/.backhaul.router.v1.ReportTurnRequest.FirstByteH\x00\x12:\n\x04\x64one\x18\x04 \x01(\x0b\x32*.backhaul.router.v1.ReportTurnRequest.DoneH\x00\x12>\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32,.backhaul.router.v1.ReportTurnRequest.FailedH\x00\x12:\n\x04left\x18\x06 \x01(\x0b\x32*.backhaul.router.v1.ReportTurnRequest.LeftH\x00\x1a\t\n\x07Sending\x1a\x35\n\tFirstByte\x12(\n\x05\x61\x66ter\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a\x06\n\x04\x44one\x1a\xd6\x01\n\x06\x46\x61iled\x12\x41\n\x05\x63\x61use\x18\x01 \x01(\x0e\x32\x32.backhaul.router.v1.ReportTurnRequest.Failed.Cause\x12\x13\n\x0bhttp_status\x18\x02 \x01(\x05\"t\n\x05\x43\x61use\x12\x15\n\x11\x43\x41USE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41USE_NOT_CONNECTED\x10\x01\x12\x16\n\x12\x43\x41USE_DISCONNECTED\x10\x02\x12\x11\n\rCAUSE_TIMEOUT\x10\x03\x12\x10\n\x0c\x43\x41USE_STATUS\x10\x04\x1a\x06\n\x04LeftB\x06\n\x04step\"F\n\x12ReportTurnResponse\x12\x30\n\rreport_within\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration2\xc4\x01\n\x0eGatewayService\x12U\n\x08PlanTurn\x12#.backhaul.router.v1.PlanTurnRequest\x1a$.backhaul.router.v1.PlanTurnResponse\x12[\n\nReportTurn\x12%.backhaul.router.v1.ReportTurnRequest\x1a&.backhaul.router.v1.ReportTurnResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,25 +38,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PLANTURNREQUEST']._serialized_start=121
   _globals['_PLANTURNREQUEST']._serialized_end=229
   _globals['_PLANTURNRESPONSE']._serialized_start=232
-  _globals['_PLANTURNRESPONSE']._serialized_end=551
-  _globals['_PLANTURNRESPONSE_HEADERSENTRY']._serialized_start=505
-  _globals['_PLANTURNRESPONSE_HEADERSENTRY']._serialized_end=551
-  _globals['_REPORTTURNREQUEST']._serialized_start=554
-  _globals['_REPORTTURNREQUEST']._serialized_end=1218
-  _globals['_REPORTTURNREQUEST_SENDING']._serialized_start=913
-  _globals['_REPORTTURNREQUEST_SENDING']._serialized_end=922
-  _globals['_REPORTTURNREQUEST_FIRSTBYTE']._serialized_start=924
-  _globals['_REPORTTURNREQUEST_FIRSTBYTE']._serialized_end=977
-  _globals['_REPORTTURNREQUEST_DONE']._serialized_start=979
-  _globals['_REPORTTURNREQUEST_DONE']._serialized_end=985
-  _globals['_REPORTTURNREQUEST_FAILED']._serialized_start=988
-  _globals['_REPORTTURNREQUEST_FAILED']._serialized_end=1202
-  _globals['_REPORTTURNREQUEST_FAILED_CAUSE']._serialized_start=1086
-  _globals['_REPORTTURNREQUEST_FAILED_CAUSE']._serialized_end=1202
-  _globals['_REPORTTURNREQUEST_LEFT']._serialized_start=1204
-  _globals['_REPORTTURNREQUEST_LEFT']._serialized_end=1210
-  _globals['_REPORTTURNRESPONSE']._serialized_start=1220
-  _globals['_REPORTTURNRESPONSE']._serialized_end=1290
-  _globals['_GATEWAYSERVICE']._serialized_start=1293
-  _globals['_GATEWAYSERVICE']._serialized_end=1489
+  _globals['_PLANTURNRESPONSE']._serialized_end=550
+  _globals['_PLANTURNRESPONSE_HEADERSENTRY']._serialized_start=504
+  _globals['_PLANTURNRESPONSE_HEADERSENTRY']._serialized_end=550
+  _globals['_REPORTTURNREQUEST']._serialized_start=553
+  _globals['_REPORTTURNREQUEST']._serialized_end=1217
+  _globals['_REPORTTURNREQUEST_SENDING']._serialized_start=912
+  _globals['_REPORTTURNREQUEST_SENDING']._serialized_end=921
+  _globals['_REPORTTURNREQUEST_FIRSTBYTE']._serialized_start=923
+  _globals['_REPORTTURNREQUEST_FIRSTBYTE']._serialized_end=976
+  _globals['_REPORTTURNREQUEST_DONE']._serialized_start=978
+  _globals['_REPORTTURNREQUEST_DONE']._serialized_end=984
+  _globals['_REPORTTURNREQUEST_FAILED']._serialized_start=987
+  _globals['_REPORTTURNREQUEST_FAILED']._serialized_end=1201
+  _globals['_REPORTTURNREQUEST_FAILED_CAUSE']._serialized_start=1085
+  _globals['_REPORTTURNREQUEST_FAILED_CAUSE']._serialized_end=1201
+  _globals['_REPORTTURNREQUEST_LEFT']._serialized_start=1203
+  _globals['_REPORTTURNREQUEST_LEFT']._serialized_end=1209
+  _globals['_REPORTTURNRESPONSE']._serialized_start=1219
+  _globals['_REPORTTURNRESPONSE']._serialized_end=1289
+  _globals['_GATEWAYSERVICE']._serialized_start=1292
+  _globals['_GATEWAYSERVICE']._serialized_end=1488
 # @@protoc_insertion_point(module_scope)

@@ -84,8 +84,8 @@ class PlanTurnResponse(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     TURN_ID_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
     ENDPOINT_FIELD_NUMBER: _builtins.int
-    PATH_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
@@ -93,10 +93,10 @@ class PlanTurnResponse(_message.Message):
     SEND_WITHIN_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """Names the turn in reports."""
+    url: _builtins.str
+    """URL of the request, which is a POST by HTTP/1.1."""
     endpoint: _builtins.str
-    """host:port of the engine that it goes to, by HTTP/1.1."""
-    path: _builtins.str
-    """Path of the request, which is a POST."""
+    """host:port of it."""
     body: _builtins.bytes
     """Body of the request."""
     answer_names_hosts: _builtins.bool
@@ -119,8 +119,8 @@ class PlanTurnResponse(_message.Message):
         self,
         *,
         turn_id: _builtins.str = ...,
+        url: _builtins.str = ...,
         endpoint: _builtins.str = ...,
-        path: _builtins.str = ...,
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         body: _builtins.bytes = ...,
         started: _router_pb2.Started | None = ...,
@@ -129,7 +129,7 @@ class PlanTurnResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["send_within", b"send_within", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_names_hosts", b"answer_names_hosts", "body", b"body", "endpoint", b"endpoint", "headers", b"headers", "path", b"path", "send_within", b"send_within", "started", b"started", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_names_hosts", b"answer_names_hosts", "body", b"body", "endpoint", b"endpoint", "headers", b"headers", "send_within", b"send_within", "started", b"started", "turn_id", b"turn_id", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
