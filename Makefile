@@ -24,8 +24,8 @@ INCLUDES = -I. -I"$$(python -c 'import pathlib, google.rpc; print(pathlib.Path(g
 IN_PROTO = cd proto && PATH="$(abspath $(BIN)):$$PATH" && protoc() { python -m grpc_tools.protoc $(INCLUDES) "$$@"; }
 PROTOC = $(IN_PROTO) && \
 	protoc --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS) && \
-	protoc --include_imports --descriptor_set_out=$(1)/backhaul/router/v1/http.binpb \
-		backhaul/router/v1/http.proto google/rpc/error_details.proto
+	protoc --include_imports --descriptor_set_out=$(1)/backhaul/router/v1/router.binpb \
+		backhaul/router/v1/http.proto backhaul/router/v1/router.proto google/rpc/error_details.proto
 PRIVATE := /(home|root|Users)/[a-z]|(py)pi[.]org|(python)hosted[.]org|(py)torch[.]org|(npm)js[.]org
 
 .PHONY: help

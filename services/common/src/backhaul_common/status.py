@@ -1,6 +1,7 @@
 """Errors as gRPC statuses: one table, both directions."""
 
 import re
+from typing import Any
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -67,14 +68,23 @@ _CLASSES: dict[grpc.StatusCode, type[BackhaulError]] = {
 def to_status(error: BackhaulError) -> grpc.Status:
     """Returns the status to abort a call with: code, message, and ErrorInfo with reason and metadata.
 
-    With metadata that say when to ask again (`RETRY_AFTER`) RetryInfo says so, too. What is too long to arrive is cut,
-    with an ellipsis.
+    With metadata that say when to ask again (`RETRY_AFTER`) RetryInfo says so, too, and HTTP's header for clients of
+    gateways that make HTTP of gRPC. What is too long to arrive is cut, with an ellipsis.
     """
     code = next((CODES[cls] for cls in type(error).__mro__ if cls in CODES), grpc.StatusCode.INTERNAL)
     message = clip(error.message, _MAX_MESSAGE_BYTES)
-    details = [_packed(detail) for detail in (_info_of(error), _retry_of(error)) if detail is not None]
-    status: grpc.Status = rpc_status.to_status(Status(code=code.value[0], message=message, details=details))
-    return status
+    retry_s = _retry_s(error)
+    details = [_packed(_info_of(error))]
+    if retry_s is not None:
+        details.append(_packed(RetryInfo(retry_delay=duration(retry_s))))
+    status = rpc_status.to_status(Status(code=code.value[0], message=message, details=details))
+    return status if retry_s is None else _with_header(status, "retry-after", str(retry_s))
+
+
+def _with_header(status: Any, name: str, value: str) -> grpc.Status:
+    # A named tuple, which grpc.Status does not say.
+    changed: grpc.Status = status._replace(trailing_metadata=(*status.trailing_metadata, (name, value)))
+    return changed
 
 
 def _packed(detail: Message) -> AnyMessage:
@@ -83,10 +93,10 @@ def _packed(detail: Message) -> AnyMessage:
     return packed
 
 
-def _retry_of(error: BackhaulError) -> RetryInfo | None:
+def _retry_s(error: BackhaulError) -> int | None:
     text = error.metadata.get(RETRY_AFTER, "")
     # An engine's own header may hold a date.
-    return RetryInfo(retry_delay=duration(int(text))) if _WHOLE_SECONDS.fullmatch(text) else None
+    return int(text) if _WHOLE_SECONDS.fullmatch(text) else None
 
 
 def _info_of(error: BackhaulError) -> ErrorInfo:
