@@ -285,7 +285,7 @@ class ReportTurnRequest(_message.Message):
 
     @_builtins.property
     def failed(self) -> Global___ReportTurnRequest.Failed:
-        """An end, at any time: before the first byte, or after it."""
+        """An end, at any time. Before `sending` it says that nothing was sent."""
 
     @_builtins.property
     def left(self) -> Global___ReportTurnRequest.Left:

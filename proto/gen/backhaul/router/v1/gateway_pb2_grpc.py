@@ -81,7 +81,7 @@ class GatewayServiceServicer:
         """Runs a turn up to its decode leg. Errors are those of InferenceService.ChatCompletions.
 
         Not idempotent. The deadline bounds the lookup, a wait in the router's queue and the prefill leg; cancelling the call
-        ends them. What the answer says is the same whether the client wants a stream or not.
+        ends them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,11 +90,11 @@ class GatewayServiceServicer:
     def ReportTurn(self, request, context):
         """Tells how a planned turn goes.
 
-        Idempotent: the same report may be made again, also after the end. INVALID_ARGUMENT (TURN_ID, STEP) for what cannot be
-        a report; NOT_FOUND (TURN_UNKNOWN) for a turn that this router has not planned for this tenant, or has forgotten: ends
-        are remembered for a minute. FAILED_PRECONDITION: OTHER_ROUTER for a turn of another router, or of this one before it
-        restarted; NOT_SENDING for a first byte or an end without `sending`; TURN_OVER for a turn that ended otherwise (metadata
-        `how`), or was given up (`given_up`). A turn that was given up before it was sent must not be sent any more.
+        Idempotent: what was told last may be told again, an end also when it is over. INVALID_ARGUMENT (TURN_ID, STEP) for what
+        cannot be a report; NOT_FOUND (TURN_UNKNOWN) for a turn that this router has not planned for this tenant, or has
+        forgotten: ends are remembered for a minute. FAILED_PRECONDITION: OTHER_ROUTER for a turn of another router, or of this
+        one before it restarted; NOT_SENDING for a first byte, or `done`, without `sending`; TURN_OVER for a turn that ended
+        otherwise (metadata `how`), or was given up (`given_up`). After either of the latter it must not be sent any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,16 +51,16 @@ class GatewayServiceStub:
     """Runs a turn up to its decode leg. Errors are those of InferenceService.ChatCompletions.
 
     Not idempotent. The deadline bounds the lookup, a wait in the router's queue and the prefill leg; cancelling the call
-    ends them. What the answer says is the same whether the client wants a stream or not.
+    ends them.
     """
     ReportTurn: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ReportTurnRequest, _gateway_pb2.ReportTurnResponse]
     """Tells how a planned turn goes.
 
-    Idempotent: the same report may be made again, also after the end. INVALID_ARGUMENT (TURN_ID, STEP) for what cannot be
-    a report; NOT_FOUND (TURN_UNKNOWN) for a turn that this router has not planned for this tenant, or has forgotten: ends
-    are remembered for a minute. FAILED_PRECONDITION: OTHER_ROUTER for a turn of another router, or of this one before it
-    restarted; NOT_SENDING for a first byte or an end without `sending`; TURN_OVER for a turn that ended otherwise (metadata
-    `how`), or was given up (`given_up`). A turn that was given up before it was sent must not be sent any more.
+    Idempotent: what was told last may be told again, an end also when it is over. INVALID_ARGUMENT (TURN_ID, STEP) for what
+    cannot be a report; NOT_FOUND (TURN_UNKNOWN) for a turn that this router has not planned for this tenant, or has
+    forgotten: ends are remembered for a minute. FAILED_PRECONDITION: OTHER_ROUTER for a turn of another router, or of this
+    one before it restarted; NOT_SENDING for a first byte, or `done`, without `sending`; TURN_OVER for a turn that ended
+    otherwise (metadata `how`), or was given up (`given_up`). After either of the latter it must not be sent any more.
     """
 
 @_typing.type_check_only
@@ -86,16 +86,16 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     """Runs a turn up to its decode leg. Errors are those of InferenceService.ChatCompletions.
 
     Not idempotent. The deadline bounds the lookup, a wait in the router's queue and the prefill leg; cancelling the call
-    ends them. What the answer says is the same whether the client wants a stream or not.
+    ends them.
     """
     ReportTurn: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ReportTurnRequest, _gateway_pb2.ReportTurnResponse]  # type: ignore[assignment]
     """Tells how a planned turn goes.
 
-    Idempotent: the same report may be made again, also after the end. INVALID_ARGUMENT (TURN_ID, STEP) for what cannot be
-    a report; NOT_FOUND (TURN_UNKNOWN) for a turn that this router has not planned for this tenant, or has forgotten: ends
-    are remembered for a minute. FAILED_PRECONDITION: OTHER_ROUTER for a turn of another router, or of this one before it
-    restarted; NOT_SENDING for a first byte or an end without `sending`; TURN_OVER for a turn that ended otherwise (metadata
-    `how`), or was given up (`given_up`). A turn that was given up before it was sent must not be sent any more.
+    Idempotent: what was told last may be told again, an end also when it is over. INVALID_ARGUMENT (TURN_ID, STEP) for what
+    cannot be a report; NOT_FOUND (TURN_UNKNOWN) for a turn that this router has not planned for this tenant, or has
+    forgotten: ends are remembered for a minute. FAILED_PRECONDITION: OTHER_ROUTER for a turn of another router, or of this
+    one before it restarted; NOT_SENDING for a first byte, or `done`, without `sending`; TURN_OVER for a turn that ended
+    otherwise (metadata `how`), or was given up (`given_up`). After either of the latter it must not be sent any more.
     """
 
 class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -124,7 +124,7 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         """Runs a turn up to its decode leg. Errors are those of InferenceService.ChatCompletions.
 
         Not idempotent. The deadline bounds the lookup, a wait in the router's queue and the prefill leg; cancelling the call
-        ends them. What the answer says is the same whether the client wants a stream or not.
+        ends them.
         """
 
     @_abc_1.abstractmethod
@@ -135,11 +135,11 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_gateway_pb2.ReportTurnResponse, _abc.Awaitable[_gateway_pb2.ReportTurnResponse]]:
         """Tells how a planned turn goes.
 
-        Idempotent: the same report may be made again, also after the end. INVALID_ARGUMENT (TURN_ID, STEP) for what cannot be
-        a report; NOT_FOUND (TURN_UNKNOWN) for a turn that this router has not planned for this tenant, or has forgotten: ends
-        are remembered for a minute. FAILED_PRECONDITION: OTHER_ROUTER for a turn of another router, or of this one before it
-        restarted; NOT_SENDING for a first byte or an end without `sending`; TURN_OVER for a turn that ended otherwise (metadata
-        `how`), or was given up (`given_up`). A turn that was given up before it was sent must not be sent any more.
+        Idempotent: what was told last may be told again, an end also when it is over. INVALID_ARGUMENT (TURN_ID, STEP) for what
+        cannot be a report; NOT_FOUND (TURN_UNKNOWN) for a turn that this router has not planned for this tenant, or has
+        forgotten: ends are remembered for a minute. FAILED_PRECONDITION: OTHER_ROUTER for a turn of another router, or of this
+        one before it restarted; NOT_SENDING for a first byte, or `done`, without `sending`; TURN_OVER for a turn that ended
+        otherwise (metadata `how`), or was given up (`given_up`). After either of the latter it must not be sent any more.
         """
 
 def add_GatewayServiceServicer_to_server(servicer: GatewayServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
