@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from backhaul_local.options import StackOptions
-from backhaul_local.ports import HOST, Ports
 from backhaul_local.simulated import SimulatedEngine
 from backhaul_local.stack import Stack
 from tests.e2e.stack.chat import Chat
@@ -19,20 +18,14 @@ EXAMPLES = Path(__file__).parents[3] / "clients" / "python" / "examples"
 
 
 @pytest.fixture(scope="module")
-def gateway() -> str:
-    """The router's address for gateways."""
-    return f"{HOST}:{Ports().take()}"
-
-
-@pytest.fixture(scope="module")
-def stack(gateway: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One prefill and one decode engine, simulated, once a conversation was seen to be warm."""
     options = StackOptions(
         state=tmp_path_factory.mktemp("examples"),
         prefill=[SimulatedEngine()],
         decode=[SimulatedEngine()],
         # Generous: test machines are busy.
-        router_flags=["--prefer", "warm", "--lookup-budget-s", "0.5", "--listen-gateway", gateway],
+        router_flags=["--prefer", "warm", "--lookup-budget-s", "0.5"],
     )
     with Stack(options) as stack:
         chat = Chat(stack.routers[0])
@@ -76,8 +69,8 @@ def test_conversation_is_warm_from_its_second_turn_on(stack: Stack) -> None:
     assert routes == ["cold", "warm", "warm"]
 
 
-def test_gateway_sends_the_decode_leg_itself(stack: Stack, gateway: str) -> None:
-    out = run("gateway.py", "--address", gateway, "Where does the lorry go?")
+def test_gateway_sends_the_decode_leg_itself(stack: Stack) -> None:
+    out = run("gateway.py", "--address", stack.planners[0], "Where does the lorry go?")
 
     (decode,) = [node for node in stack.nodes if node.role == "decode"]
     assert "data: [DONE]" in out

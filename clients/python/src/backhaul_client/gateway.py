@@ -1,6 +1,5 @@
 """Turns of which a gateway moves the bytes itself: it is told what to send where, and says how that goes."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -131,7 +130,7 @@ class PlannedTurn:
         if not self._over:
             # A router that does not hear of it gives the turn up by itself.
             with suppress(BackhaulError):
-                await asyncio.shield(self.left())
+                await self.left()
 
     async def sending(self) -> None:
         """The leg is about to be sent; it may be from when this has returned on, and must not if it raises."""

@@ -80,6 +80,8 @@ class Stack:
         """Base URL of each router."""
         self.grpc_routers: list[str] = []
         """host:port of each router's gRPC server."""
+        self.planners: list[str] = []
+        """host:port at which each router plans turns for gateways that move the bytes themselves."""
         self.pickers: list[str] = []
         """host:port of each router's endpoint picker, where there is a gateway."""
         self.gateway = ""
@@ -343,9 +345,20 @@ class Stack:
         name = f"router-{index}"
         flags = ["--listen-http", http, "--listen-grpc", grpc, "--registry", self._reached_registries(name)]
         # Nobody here watches readiness.
-        flags += ["--lame-duck-s", "0", *self._picker_flags(index), *more_flags]
+        flags += [
+            "--lame-duck-s",
+            "0",
+            "--listen-gateway",
+            self._planner(index),
+            *self._picker_flags(index),
+            *more_flags,
+        ]
         self._service(name, "backhaul-router", flags, partial(http_ready, f"http://{http}/ready"), _WAITING)
         return name
+
+    def _planner(self, index: int) -> str:
+        self.planners.append(self._address(8083 + 10 * (index - 1)))
+        return self.planners[-1]
 
     def _picker_flags(self, index: int) -> Sequence[str]:
         if not self._options.gateway:

@@ -18,7 +18,12 @@ from google.protobuf.message_factory import GetMessageClass
 from backhaul_common.addresses import split_address
 from backhaul_common.grpc_client import CHANNEL_OPTIONS, to_error
 
-_APIS = (*(f"backhaul.{area}.v1.{area}_pb2" for area in ("agent", "registry", "router")), "grpc_health.v1.health_pb2")
+_APIS = (
+    *(f"backhaul.{area}.v1.{area}_pb2" for area in ("agent", "registry", "router")),
+    "backhaul.router.v1.gateway_pb2",
+    "backhaul.router.v1.http_pb2",
+    "grpc_health.v1.health_pb2",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
