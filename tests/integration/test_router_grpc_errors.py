@@ -108,7 +108,12 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     tenants, key = tmp_path / "tenants.toml", tmp_path / "key"
     tenants.write_text(f'[tenants.north]\nkey_sha256 = ["{hashlib.sha256(b"k").hexdigest()}"]')
     key.write_text("0123456789abcdef")
-    options = {"tenants_file": str(tenants), "cluster_key_file": str(key), "max_turns": 1, "body_limit": 10_000}
+    options: dict[str, Any] = {
+        "tenants_file": str(tenants),
+        "cluster_key_file": str(key),
+        "max_turns": 1,
+        "body_limit": 10_000,
+    }
     async with router_stack(listen_gateway="127.0.0.1:0", **options) as stack, AsyncExitStack() as exits:
         ports = {"GatewayService": stack.router.gateway_port}
         channels = {

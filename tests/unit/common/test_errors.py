@@ -38,7 +38,7 @@ def test_when_to_ask_again_is_said_in_retry_info_and_in_https_header(text: str, 
     status = to_status(errors.UnavailableError("BUSY", "busy", retry_after_s=text))
     told = dict(status.trailing_metadata or ())
     details = Status.FromString(told["grpc-status-details-bin"]).details  # type: ignore[arg-type]  # this one is bytes
-    retries = [RetryInfo.FromString(one.value) for one in details if one.Is(RetryInfo.DESCRIPTOR)]
+    retries = [RetryInfo.FromString(one.value) for one in details if one.type_url.endswith(".RetryInfo")]
 
     assert [retry.retry_delay.seconds for retry in retries] == ([] if retry_s is None else [retry_s])
     assert told.get("retry-after") == (None if retry_s is None else str(retry_s))

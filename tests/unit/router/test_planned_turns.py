@@ -30,9 +30,9 @@ class Scene:
     async def plan(self, *contents: str, **fields: object) -> tuple[str, Forwarded]:
         return await self.planned.plan(chat_request(*(contents or ("hi",)), **fields), left_s=100.0)
 
-    async def tell(self, turn_id: str, *steps: Step, **report: float) -> bool:
+    async def tell(self, turn_id: str, *steps: Step, after_s: float = 0.0) -> bool:
         """Makes reports; tells whether the turn is over."""
-        return [await self.planned.report(turn_id, "", Report(step, **report)) for step in steps][-1]
+        return [await self.planned.report(turn_id, "", Report(step, after_s=after_s)) for step in steps][-1]
 
     async def fail(self, turn_id: str, failure: Failure | None, status: int = 503) -> None:
         assert await self.planned.report(turn_id, "", Report(Step.FAILED, failure=failure, status=status))
