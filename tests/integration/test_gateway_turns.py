@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +44,16 @@ class Front:
         return "hi", "hello", "more"
 
 
-@pytest.fixture
-async def front() -> AsyncIterator[Front]:
-    """At the end nothing may count as running."""
-    async with router_stack(listen_ext_proc="127.0.0.1:0") as stack:
+@pytest.fixture(name="front")
+async def front_fixture() -> AsyncIterator[Front]:
+    async with front_of() as front:
+        yield front
+
+
+@asynccontextmanager
+async def front_of(**options: Any) -> AsyncIterator[Front]:
+    """Starts both; at the end nothing may count as running."""
+    async with router_stack(listen_ext_proc="127.0.0.1:0", **options) as stack:
         router = stack.router
         async with FakeGateway(f"127.0.0.1:{router.ext_proc_port}") as gateway:
             yield Front(stack, gateway)
@@ -91,6 +98,14 @@ async def test_of_a_whole_answer_it_is_known_when_it_came(front: Front) -> None:
 
     assert (got.status, b"Hello there" in got.body) == (200, True)
     assert (line["result"], line["ttft_ms"], line["answer_ms"] > 0) == ("ok", None, True)
+
+
+async def test_a_whole_answer_carries_no_handles_although_vllms_own_connector_puts_some_in() -> None:
+    async with front_of(decode=FakeEngine("decode", connector=False)) as front:
+        got = await front.gateway.chat("hi")
+
+    assert (got.status, b"Hello there" in got.body) == (200, True)
+    assert b"kv_transfer_params" not in got.body
 
 
 @pytest.mark.parametrize(("status", "result"), [(400, "refused"), (500, "failed")])

@@ -41,7 +41,9 @@ def test_of_headers_of_one_name_the_first_counts_and_any_bytes_will_do() -> None
     assert messages.headers_in(pb.HeaderMap(headers=values)) == {"a": "\udcff"}
 
 
-@pytest.mark.parametrize(("status", "told"), [("200", 200), ("", 502), ("20x", 502), ("0200", 502)])
+@pytest.mark.parametrize(
+    ("status", "told"), [("200", 200), ("", 502), ("20x", 502), ("0200", 502), ("000", 502), ("٢٠٠", 502)]
+)
 def test_an_answer_without_a_status_is_a_bad_one(status: str, told: int) -> None:
     assert messages.status_in({":status": status}) == told
 

@@ -1,5 +1,6 @@
 """Messages of Envoy's external processing protocol."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from google.protobuf import struct_pb2
@@ -14,6 +15,8 @@ _DETAILS = "response.code_details"
 
 _PIECE_BYTES = 256 * 1024
 """Of a body that is sent in pieces: a message of many megabytes would hold up others on the same connection."""
+
+_STATUS = re.compile("[1-5][0-9]{2}")
 
 _OVERWRITE = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
@@ -32,7 +35,7 @@ def headers_in(fields: pb.HeaderMap) -> dict[str, str]:
 def status_in(headers: Mapping[str, str]) -> int:
     """Returns the status of an answer; 502 for one that has none."""
     status = headers.get(":status", "")
-    return int(status) if status.isdecimal() and len(status) == 3 else 502
+    return int(status) if _STATUS.fullmatch(status) else 502
 
 
 def subset_in(request: pb.ProcessingRequest) -> frozenset[str] | None:
