@@ -179,7 +179,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
             if await self._head(exchange, request, forwarded, await _after_request(exchange)) and not self._leaving:
                 self._answered.add(exchange)
                 await _until_end(exchange, forwarded)
-                forwarded.ended()
+            forwarded.ended()
         except (GoneError, asyncio.CancelledError):
             # A gateway resets its stream when it needs nothing more of it, and gRPC cancels the call then.
             if not forwarded.seen:
