@@ -9,11 +9,12 @@ from pathlib import Path
 
 import structlog
 
-from backhaul.envoy.v3 import ext_proc_pb2_grpc
+from backhaul.envoy.v3 import access_log_pb2_grpc, ext_proc_pb2_grpc
 from backhaul.router.v1 import gateway_pb2_grpc, http_pb2_grpc, router_pb2_grpc
 from backhaul_common.clock import SystemClock
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.grpc_server import GrpcServer
+from backhaul_router.access_log_service import AccessLog
 from backhaul_router.admission import Admission
 from backhaul_router.attempts import Attempts
 from backhaul_router.choosing import Chooser
@@ -230,7 +231,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             body_limit_bytes=int(config.body_limit),
             receive_s=config.receive_timeout_s,
         )
-        picker_server = _picker_server(config, picker)
+        picker_server = _picker_server(config, picker, AccessLog(table=table, breakers=routing.live.breakers))
         planned = PlannedTurns(
             turns=turns,
             admission=admission,
@@ -268,7 +269,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
                     task.cancel()
 
 
-def _picker_server(config: Config, picker: ExternalProcessor) -> GrpcServer | None:
+def _picker_server(config: Config, picker: ExternalProcessor, access_log: AccessLog) -> GrpcServer | None:
     """Returns the server of the endpoint picker, if there is to be one."""
     if not config.listen_ext_proc:
         return None
@@ -280,6 +281,7 @@ def _picker_server(config: Config, picker: ExternalProcessor) -> GrpcServer | No
         max_calls=2 * config.max_turns + config.max_queued,
     )
     ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server(picker, server.server)
+    access_log_pb2_grpc.add_AccessLogServiceServicer_to_server(access_log, server.server)
     return server
 
 

@@ -15,8 +15,9 @@ from backhaul_router.running_turn import DecodeLeg, HandedOver, Turn
 class Forwarded:
     """What to send, and what is told of it.
 
-    It is told in this order: `taken`, `answered`, `whole` for an answer that is no stream; `left` in place of any of
-    the latter. Of a stream whoever sees its bytes may tell the `first_byte`, and that it was `broken`.
+    It is told in this order: `taken`, `answered`, `whole` for an answer that comes whole, `began`, `ended`. `left`
+    takes the place of `answered` or `whole`, `cut` or `broken` that of anything later, `given_up` that of any of them.
+    None of the bytes are seen here: it may be told only at the end when they `began`.
     """
 
     def __init__(
@@ -28,6 +29,11 @@ class Forwarded:
         self._attempts = attempts
         self._fresh = fresh
         self._untold = turn.untold
+        self._taken_s = 0.0
+        """When it was taken, seconds after the turn began."""
+        self._first_s: float | None = None
+        """From then to the first byte of its stream, seconds."""
+        self._streams = self._by_other = False
         self.leg = leg
         self.seen = False
         """Whether all has been told of the answer that will be, but for its end."""
@@ -38,22 +44,41 @@ class Forwarded:
         return self.leg.target.node.endpoint
 
     @property
+    def served(self) -> Outcome:
+        """How the turn is served."""
+        return self._turn.outcome
+
+    @property
+    def url(self) -> str:
+        """Of the request that it is."""
+        return f"{self.leg.target.node.engine_url}{self._turn.path}"
+
+    @property
+    def asks_for_stream(self) -> bool:
+        """Whether the client wants a stream of events."""
+        return self._turn.body.stream
+
+    @property
     def names_hosts(self) -> bool:
         """Whether the engine's answer may carry a handle: vLLM's own connector puts one into whole answers."""
         return self._handed.params is not None and not self.leg.target.reuse and not self._turn.body.stream
 
     def taken(self) -> None:
         """Whoever sends it has it: from now on the decode engine may be reading the hand-off."""
+        self._taken_s = self._turn.trace.elapsed_s
         self._legs.taken(self._turn)
 
-    def answered(self, status: int, failure: Failure | None, *, served: str, whole: bool) -> Mapping[str, str]:
+    def answered(
+        self, status: int, failure: Failure | None, *, served: str, streams: bool, whole: bool
+    ) -> Mapping[str, str]:
         """The engine has answered, or failed to; returns headers for the client's answer.
 
-        ``whole``: all of it is told, too.
+        ``streams``: it is a stream of events. ``whole``: all of it is told, too.
         ``served``: host:port of who answered, if it is known. Of another engine nothing is learnt about this one.
         """
         turn, self.seen = self._turn, not whole
-        if served in ("", self.endpoint):
+        self._streams, self._by_other = streams, served not in ("", self.endpoint)
+        if not self._by_other:
             self._attempts.sent_elsewhere(turn, self._handed, failure)
         if failure is Failure.REFUSED:
             # No connection: nothing was sent, so nobody reads the hand-off.
@@ -72,22 +97,14 @@ class Forwarded:
         self._turn.outcome.answer_s = self._turn.trace.elapsed_s
         return whole_answer(body, self._handed.usage)
 
-    @property
-    def served(self) -> Outcome:
-        """How the turn is served."""
-        return self._turn.outcome
+    def began(self, first_s: float | None = None) -> None:
+        """The first byte of the answer's body came, this many seconds after it was taken; None: now.
 
-    @property
-    def url(self) -> str:
-        """Of the request that it is."""
-        return f"{self.leg.target.node.engine_url}{self._turn.path}"
-
-    def first_byte(self, after_s: float) -> None:
-        """The first byte of an answer of which `answered` was told is there, seconds after it was sent."""
-        if self._turn.body.stream:
-            # An answer that is not streamed comes when all of it is there: that says nothing of its beginning.
-            self._turn.outcome.ttft_s = self._turn.trace.elapsed_s
-            self._legs.first_byte_elsewhere(self._turn, self._handed, self.leg, after_s)
+        The first call counts.
+        """
+        if self._streams and self._first_s is None:
+            self._first_s = self._turn.trace.elapsed_s - self._taken_s if first_s is None else first_s
+            self._turn.outcome.ttft_s = self._taken_s + self._first_s
 
     def broken(self) -> None:
         """The engine stopped in the middle of its answer."""
@@ -105,6 +122,18 @@ class Forwarded:
         self._turn.outcome.result = "cancelled"
 
     def ended(self) -> None:
-        """All of the answer has been sent, as far as anybody here knows."""
-        if self._turn.labelled and self._turn.outcome.result == "ok":
-            self._fresh.note(self._turn.scope, self._turn.keys.own)
+        """The gateway has seen the end of the answer."""
+        turn = self._turn
+        if turn.outcome.result != "ok":
+            return
+        if turn.labelled:
+            self._fresh.note(turn.scope, turn.keys.own)
+        if self._first_s is not None and not self._by_other:
+            self._legs.streamed_elsewhere(turn, self._handed, self.leg, first_s=self._first_s)
+
+    def cut(self) -> None:
+        """The gateway has not seen the end of the answer: the client left, or the engine stopped."""
+        turn = self._turn
+        if turn.outcome.result == "ok":
+            turn.outcome.result = "cut"
+            self._fresh.forget(turn.scope, turn.keys.own)

@@ -137,22 +137,25 @@ class PlannedTurns:
         planned.forwarded.taken()
 
     def _first_byte(self, planned: _Planned, report: Report, told: Told) -> None:
-        planned.forwarded.answered(200, None, served="", whole=False)
+        forwarded = planned.forwarded
+        forwarded.answered(200, None, served="", streams=forwarded.asks_for_stream, whole=False)
         # More than what is known to have passed cannot have.
-        planned.forwarded.first_byte(min(report.after_s, self._clock.monotonic() - planned.sent_at))
+        forwarded.began(min(report.after_s, self._clock.monotonic() - planned.sent_at))
 
     def _done(self, planned: _Planned, report: Report, told: Told) -> None:
         if told.state is State.SENDING:
-            planned.forwarded.answered(200, None, served="", whole=False)
+            planned.forwarded.answered(200, None, served="", streams=False, whole=False)
         planned.forwarded.ended()
 
     def _failed(self, planned: _Planned, report: Report, told: Told) -> None:
         if told.state is State.ANSWERING:
             planned.forwarded.broken()
         else:
-            planned.forwarded.answered(report.status, report.failure, served="", whole=False)
+            planned.forwarded.answered(report.status, report.failure, served="", streams=False, whole=False)
 
     def _left(self, planned: _Planned, report: Report, told: Told) -> None:
+        if told.state is State.ANSWERING:
+            planned.forwarded.cut()
         planned.forwarded.left()
 
 

@@ -106,10 +106,9 @@ class DecodeLeg:
     """A decode leg as somebody else is to send it."""
 
     target: Target
+    work: Work
     headers: Mapping[str, str]
     body: bytes
-    work: Work
-    """What it counts as at its engine."""
 
 
 @dataclass(frozen=True, slots=True)
