@@ -20,8 +20,13 @@ ENVIRONMENTS := $(if $(SIM),install-services,install)
 endif
 
 PROTOS := $(patsubst proto/%,%,$(wildcard proto/backhaul/*/v*/*.proto))
-PROTOC = cd proto && PATH="$(abspath $(BIN)):$$PATH" "$(abspath $(BIN))/python" -m grpc_tools.protoc -I. \
-	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
+# Google's protos (google/api, google/rpc) come with googleapis-common-protos.
+INCLUDES = -I. -I"$$(python -c 'import pathlib, google.rpc; print(pathlib.Path(google.rpc.__path__[0]).parents[1])')"
+IN_PROTO = cd proto && PATH="$(abspath $(BIN)):$$PATH" && protoc() { python -m grpc_tools.protoc $(INCLUDES) "$$@"; }
+PROTOC = $(IN_PROTO) && \
+	protoc --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS) && \
+	protoc --include_imports --descriptor_set_out=$(1)/backhaul/router/v1/router.binpb \
+		backhaul/router/v1/http.proto backhaul/router/v1/router.proto google/rpc/error_details.proto
 PRIVATE := /(home|root|Users)/[a-z]|(py)pi[.]org|(python)hosted[.]org|(py)torch[.]org|(npm)js[.]org
 
 .PHONY: help
@@ -66,13 +71,19 @@ replay: $(if $(ENVIRONMENTS),install-services) ## What each retention policy wou
 bench-routing: $(if $(ENVIRONMENTS),install-services) ## What choosing routes is worth, on loads against simulated engines (ARGS=--help for options)
 	@$(BIN)/python -m benchmarks.routing $(ARGS)
 
+.PHONY: bench-gateway
+bench-gateway: $(if $(ENVIRONMENTS),install-services) ## What tokens cost a router, behind Envoy and over its own API (ARGS=--help for options)
+	@$(BIN)/python -m benchmarks.gateway $(ARGS)
+
 .PHONY: check
 check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code up to date, nothing private in any file
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	cd proto && $(abspath $(BIN))/buf lint && $(abspath $(BIN))/buf format --diff --exit-code
+	@image=$$(mktemp --suffix=.binpb) && trap 'rm -f "$$image"' EXIT && $(IN_PROTO) && \
+		protoc --include_imports --include_source_info --descriptor_set_out="$$image" $(PROTOS) && \
+		buf lint "$$image" --config buf.yaml --path backhaul && buf format --diff --exit-code
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && ($(call PROTOC,"$$fresh")) && \
 		diff -r -x __init__.py -x py.typed -x __pycache__ proto/gen "$$fresh" || \
 		{ echo "generated code is not up to date: run make proto"; exit 1; }

@@ -1,13 +1,15 @@
-"""A real Envoy in front of one router, with the configuration of deploy/envoy."""
+"""A real Envoy in front of one router, with the configurations of deploy/envoy."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from backhaul_local.envoy import EnvoyAddresses, envoy_spec
+from backhaul_local.envoy import EnvoyAddresses, envoy_binary, envoy_spec
 from backhaul_local.ports import HOST, Ports
 from tests.fakes.eventually import eventually
+
+ROOT = Path(__file__).parents[2]
 
 _FILTERS = "          http_filters:\n"
 
@@ -53,8 +55,32 @@ async def envoy(
     file = folder / "envoy.yaml"
     spec = envoy_spec(addresses, file)
     file.write_text(change(file.read_text()))
+    async with _running(folder, spec.command, listen) as url:
+        yield url
+
+
+@asynccontextmanager
+async def transcoder(
+    folder: Path, *, grpc_port: int, change: Callable[[str], str] = lambda config: config
+) -> AsyncIterator[str]:
+    """Runs Envoy as a transcoder until left; yields its base URL. ``change`` is applied to its configuration."""
+    ports = Ports()
+    listen, admin = ports.take(), ports.take()
+    config = (ROOT / "deploy" / "envoy" / "transcoder.yaml").read_text()
+    for old, new in {"8000": listen, "9901": admin, "8081": grpc_port}.items():
+        assert config.count(f"port_value: {old}") == 1
+        config = config.replace(f"port_value: {old}", f"port_value: {new}")
+    file = folder / "transcoder.yaml"
+    file.write_text(change(config.replace("proto/gen/", f"{ROOT}/proto/gen/")))
+    command = [str(envoy_binary()), "--config-path", str(file), "--log-level", "warning"]
+    async with _running(folder, [*command, "--concurrency", "1", "--disable-hot-restart"], f"{HOST}:{listen}") as url:
+        yield url
+
+
+@asynccontextmanager
+async def _running(folder: Path, command: Sequence[str], listen: str) -> AsyncIterator[str]:
     with (folder / "envoy.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(*spec.command, stdout=log, stderr=log)
+        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
     try:
         await eventually(lambda: _listens(listen, process), timeout_s=30)
         yield f"http://{listen}"

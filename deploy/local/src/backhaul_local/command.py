@@ -37,7 +37,7 @@ _WARM_UP = Plan(turns=2, document_words=300, reply_tokens=80)
 """Enough for both engines to have met, in both directions, before anything is measured."""
 
 UP = """
-[bold]The stack is up.[/bold] {front}: {url} (gRPC {grpc}), logs: {logs}
+[bold]The stack is up.[/bold] {front}: {url} (gRPC {grpc}, for gateways {planner}), logs: {logs}
 Registries: {registries}. Agents: {agents}
 
 Try it:
@@ -254,6 +254,7 @@ def _up(options: argparse.Namespace, console: Console) -> int:
             url=stack.gateway or stack.routers[0],
             front="Envoy" if stack.gateway else "Router",
             grpc=stack.grpc_routers[0],
+            planner=stack.planners[0],
             logs=stack.logs,
             registries=", ".join(stack.registries),
             agents=", ".join(f"{node.name} {node.agent_address}" for node in stack.nodes),

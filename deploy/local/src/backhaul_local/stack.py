@@ -84,6 +84,8 @@ class Stack:
         """Base URL of each router."""
         self.grpc_routers: list[str] = []
         """host:port of each router's gRPC server."""
+        self.planners: list[str] = []
+        """host:port at which each router plans turns for gateways that move the bytes themselves."""
         self.pickers: list[str] = []
         """host:port of each router's endpoint picker, where there is a gateway."""
         self.gateway = ""
@@ -353,9 +355,14 @@ class Stack:
         flags = ["--listen-http", http, "--listen-grpc", grpc, "--registry", self._reached_registries(name)]
         # Nobody here watches readiness.
         tls = self.tls.router_flags() if self.tls else ()
-        flags += ["--lame-duck-s", "0", *self._picker_flags(index), *tls, *more_flags]
+        flags += ["--lame-duck-s", "0", "--listen-gateway", self._planner(index), *self._picker_flags(index)]
+        flags += [*tls, *more_flags]
         self._service(name, "backhaul-router", flags, self._http_ready(f"{self.routers[-1]}/ready"), _WAITING)
         return name
+
+    def _planner(self, index: int) -> str:
+        self.planners.append(self._address(8083 + 10 * (index - 1)))
+        return self.planners[-1]
 
     def _picker_flags(self, index: int) -> Sequence[str]:
         if not self._options.gateway:

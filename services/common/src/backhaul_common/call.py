@@ -21,7 +21,12 @@ from backhaul_common.grpc_client import CHANNEL_OPTIONS, name_options, to_error
 from backhaul_common.tls.channels import channel_credentials
 from backhaul_common.tls.files import TlsFiles, read_material, time_of_day
 
-_APIS = (*(f"backhaul.{area}.v1.{area}_pb2" for area in ("agent", "registry", "router")), "grpc_health.v1.health_pb2")
+_APIS = (
+    *(f"backhaul.{area}.v1.{area}_pb2" for area in ("agent", "registry", "router")),
+    "backhaul.router.v1.gateway_pb2",
+    "backhaul.router.v1.http_pb2",
+    "grpc_health.v1.health_pb2",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,11 +1,16 @@
 """Errors as gRPC statuses: one table, both directions."""
 
+import re
+from typing import Any
+
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.rpc.error_details_pb2 import ErrorInfo
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
+from backhaul_common.durations import duration
 from backhaul_common.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -24,6 +29,11 @@ from backhaul_common.texts import clip
 
 DOMAIN = "backhaul"
 """``ErrorInfo.domain`` of every error that Backhaul raises."""
+
+RETRY_AFTER = "retry_after_s"
+"""Metadata of errors that say when to ask again, in seconds."""
+
+_WHOLE_SECONDS = re.compile(r"[0-9]{1,9}")
 
 # gRPC takes 8 KiB of metadata for certain (grpc/impl/channel_arg_names.h, GRPC_ARG_MAX_METADATA_SIZE); of a larger
 # status only RESOURCE_EXHAUSTED arrives. The message travels twice: percent-encoded, which makes three bytes of one
@@ -59,14 +69,35 @@ _CLASSES: dict[grpc.StatusCode, type[BackhaulError]] = {
 def to_status(error: BackhaulError) -> grpc.Status:
     """Returns the status to abort a call with: code, message, and ErrorInfo with reason and metadata.
 
-    What is too long to arrive is cut, with an ellipsis.
+    With metadata that say when to ask again (`RETRY_AFTER`) RetryInfo says so, too, and HTTP's header for clients of
+    gateways that make HTTP of gRPC. What is too long to arrive is cut, with an ellipsis.
     """
     code = next((CODES[cls] for cls in type(error).__mro__ if cls in CODES), grpc.StatusCode.INTERNAL)
-    detail = AnyMessage()
-    detail.Pack(_info_of(error))
     message = clip(error.message, _MAX_MESSAGE_BYTES)
-    status: grpc.Status = rpc_status.to_status(Status(code=code.value[0], message=message, details=[detail]))
-    return status
+    retry_s = _retry_s(error)
+    details = [_packed(_info_of(error))]
+    if retry_s is not None:
+        details.append(_packed(RetryInfo(retry_delay=duration(retry_s))))
+    status = rpc_status.to_status(Status(code=code.value[0], message=message, details=details))
+    return status if retry_s is None else _with_header(status, "retry-after", str(retry_s))
+
+
+def _with_header(status: Any, name: str, value: str) -> grpc.Status:
+    # A named tuple, which grpc.Status does not say.
+    changed: grpc.Status = status._replace(trailing_metadata=(*status.trailing_metadata, (name, value)))
+    return changed
+
+
+def _packed(detail: Message) -> AnyMessage:
+    packed = AnyMessage()
+    packed.Pack(detail)
+    return packed
+
+
+def _retry_s(error: BackhaulError) -> int | None:
+    text = error.metadata.get(RETRY_AFTER, "")
+    # An engine's own header may hold a date.
+    return int(text) if _WHOLE_SECONDS.fullmatch(text) else None
 
 
 def _info_of(error: BackhaulError) -> ErrorInfo:

@@ -8,7 +8,7 @@ from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.legs import CleanLines, without_params
-from backhaul_router.core.sse import is_events
+from backhaul_router.core.sse import WholeLines, is_events
 from backhaul_router.core.turn import Outcome
 from backhaul_router.core.usage import PromptUsage, UsageLines, with_prompt
 from backhaul_router.ports import Answer, Stream
@@ -91,6 +91,24 @@ class Checked:
         if self._usage is None:
             return lines
         return self._usage.feed(lines) + (self._usage.rest() if chunk is None else b"")
+
+
+async def with_error_event(stream: Stream) -> AsyncGenerator[bytes]:
+    """Yields a stream of events in whole lines; one that breaks ends with an error event."""
+    lines, sent = WholeLines(), b""
+    try:
+        async with aclosing(stream.chunks()) as chunks:
+            async for chunk in chunks:
+                if ready := lines.take(chunk):
+                    sent = ready
+                    yield ready
+        last = lines.rest()
+    except EngineError as error:
+        # A blank line ends what was sent of the event before.
+        apart = b"" if sent.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
+        last = apart + error.as_api_error("decode").event
+    if last:
+        yield last
 
 
 class Labelled:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import structlog
 
-from backhaul.envoy.v3 import ext_proc_pb2_grpc
-from backhaul.router.v1 import router_pb2_grpc
+from backhaul.envoy.v3 import access_log_pb2_grpc, ext_proc_pb2_grpc
+from backhaul.router.v1 import gateway_pb2_grpc, http_pb2_grpc, router_pb2_grpc
 from backhaul_common.clock import SystemClock
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.grpc_client import open_channel
 from backhaul_common.grpc_server import GrpcServer
 from backhaul_common.tls import CallerContext, Identity, TlsFiles, keep_current
+from backhaul_router.access_log_service import AccessLog
 from backhaul_router.admission import Admission
 from backhaul_router.attempts import Attempts
 from backhaul_router.choosing import Chooser
@@ -35,6 +36,8 @@ from backhaul_router.departures import Departures
 from backhaul_router.engine_client import EngineClient, EngineTimeouts
 from backhaul_router.ext_proc_service import HEALTH_NAMES, ExternalProcessor
 from backhaul_router.ext_proc_service import SERVICE_NAME as EXT_PROC_NAME
+from backhaul_router.gateway_service import SERVICE_NAME as GATEWAY_NAME
+from backhaul_router.gateway_service import GatewayService
 from backhaul_router.grpc_service import SERVICE_NAME, InferenceService
 from backhaul_router.http_protocol import ClientLimits
 from backhaul_router.http_service import HttpService
@@ -46,12 +49,15 @@ from backhaul_router.observing import TurnObserver, observe_nodes
 from backhaul_router.open_files import allow_open_files
 from backhaul_router.orphans import watch_orphans
 from backhaul_router.owner_client import OwnerClient
+from backhaul_router.planned_turns import PlannedTurns
 from backhaul_router.ports import Policy
 from backhaul_router.prompt_tokens import PromptTokens
 from backhaul_router.readiness import Readiness
 from backhaul_router.registry_client import RegistryClient
 from backhaul_router.second_chances import SecondChances
 from backhaul_router.tenants_file import TenantsFile
+from backhaul_router.transcoded_service import SERVICE_NAME as HTTP_NAME
+from backhaul_router.transcoded_service import HttpApiService
 from backhaul_router.turns import Turns
 
 _log = structlog.get_logger(__name__)
@@ -71,6 +77,8 @@ class Running:
     grpc_port: int
     ext_proc_port: int
     """Of the endpoint picker; 0 without one."""
+    gateway_port: int
+    """For gateways that plan turns; 0 without one."""
     table: NodeTable
     routing: Routing
     admission: Admission
@@ -209,7 +217,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
         )
         grpc_server = GrpcServer(
             address=config.listen_grpc,
-            service_names=(SERVICE_NAME,),
+            service_names=(SERVICE_NAME, HTTP_NAME),
             max_message_bytes=int(config.body_limit) + _FRAME_BYTES,
             max_calls=2 * config.max_turns + config.max_queued,
             tls=client_tls,
@@ -223,22 +231,42 @@ async def running(config: Config) -> AsyncIterator[Running]:
             send_s=config.send_timeout_s,
         )
         router_pb2_grpc.add_InferenceServiceServicer_to_server(inference, grpc_server.server)
+        http_api = HttpApiService(
+            turns=turns,
+            conversations=conversations,
+            models=models,
+            admission=admission,
+            body_limit_bytes=int(config.body_limit),
+            send_s=config.send_timeout_s,
+        )
+        http_pb2_grpc.add_HttpServiceServicer_to_server(http_api, grpc_server.server)
         picker = ExternalProcessor(
             turns=turns,
             admission=admission,
             body_limit_bytes=int(config.body_limit),
             receive_s=config.receive_timeout_s,
         )
-        picker_server = _picker_server(config, picker, tls)
-        servers = [server for server in (grpc_server, picker_server) if server is not None]
+        access_log = AccessLog(table=table, breakers=routing.live.breakers)
+        picker_server = _picker_server(config, picker, access_log, tls)
+        planned = PlannedTurns(
+            turns=turns,
+            admission=admission,
+            clock=clock,
+            send_s=config.plan_send_s,
+            report_s=config.plan_report_s,
+        )
+        gateway = GatewayService(turns=turns, planned=planned, body_limit_bytes=int(config.body_limit))
+        gateway_server = _gateway_server(config, gateway, tls)
+        servers = [server for server in (grpc_server, picker_server, gateway_server) if server is not None]
         if not await registry.listed(within_s=_FIRST_LIST_S):
             _log.warning("no list of nodes yet", registry=config.registry, what_to_do="see that a registry runs there")
-        async with http, AsyncExitStack() as entered, asyncio.TaskGroup() as tasks:
+        async with planned, http, AsyncExitStack() as entered, asyncio.TaskGroup() as tasks:
             for server in servers:
                 await entered.enter_async_context(server)
             background: tuple[asyncio.Task[None], ...] = (
                 tasks.create_task(watch_orphans(table, engines, clock, changed.set)),
                 tasks.create_task(departures.watch()),
+                tasks.create_task(planned.watch()),
                 tasks.create_task(LoadReports(table, routing.live.reports, clock, connect=to_agents).run()),
                 tasks.create_task(_follow(changed, table, routing, readiness, servers, owner)),
                 tasks.create_task(keep_current(tls, client_tls, engine_tls, clock=clock)),
@@ -246,8 +274,8 @@ async def running(config: Config) -> AsyncIterator[Running]:
             if isinstance(tenants, TenantsFile):
                 background += (tasks.create_task(tenants.follow(clock, admission.limit)),)
             try:
-                ext_proc_port = picker_server.port if picker_server else 0
-                yield Running(http.port, grpc_server.port, ext_proc_port, table, routing, admission)
+                ports = http.port, grpc_server.port, _port(picker_server), _port(gateway_server)
+                yield Running(*ports, table, routing, admission)
                 await _leave(readiness, servers, http)
                 _log.info("leaving", lame_duck_s=config.lame_duck_s, running_turns=admission.turn_count)
                 await clock.sleep(config.lame_duck_s)
@@ -260,7 +288,9 @@ async def running(config: Config) -> AsyncIterator[Running]:
                     task.cancel()
 
 
-def _picker_server(config: Config, picker: ExternalProcessor, tls: Identity | None) -> GrpcServer | None:
+def _picker_server(
+    config: Config, picker: ExternalProcessor, access_log: AccessLog, tls: Identity | None
+) -> GrpcServer | None:
     """Returns the server of the endpoint picker, if there is to be one."""
     if not config.listen_ext_proc:
         return None
@@ -274,6 +304,28 @@ def _picker_server(config: Config, picker: ExternalProcessor, tls: Identity | No
         callers=config.tls_callers,
     )
     ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server(picker, server.server)
+    access_log_pb2_grpc.add_AccessLogServiceServicer_to_server(access_log, server.server)
+    return server
+
+
+def _port(server: GrpcServer | None) -> int:
+    return server.port if server else 0
+
+
+def _gateway_server(config: Config, gateway: GatewayService, tls: Identity | None) -> GrpcServer | None:
+    """Returns the server for gateways that plan turns, if there is to be one."""
+    if not config.listen_gateway:
+        return None
+    server = GrpcServer(
+        address=config.listen_gateway,
+        service_names=(GATEWAY_NAME,),
+        # What goes to an engine is the client's body and a little more.
+        max_message_bytes=int(config.body_limit) + _FRAME_BYTES,
+        max_calls=2 * config.max_turns + config.max_queued,
+        tls=tls,
+        callers=config.tls_callers,
+    )
+    gateway_pb2_grpc.add_GatewayServiceServicer_to_server(gateway, server.server)
     return server
 
 

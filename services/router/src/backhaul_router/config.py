@@ -28,6 +28,8 @@ class Config(EngineTlsSettings, env_prefix="BACKHAUL_ROUTER_"):
     """host:port of the gRPC API"""
     listen_ext_proc: OptionalAddress = ""
     """host:port of the endpoint picker for Envoy (see docs/envoy.md); empty: none"""
+    listen_gateway: OptionalAddress = ""
+    """host:port for gateways that move the bytes of turns themselves (see docs/grpc.md), and no others; empty: none"""
     registry: Addresses
     """host:port of each registry replica, comma-separated"""
     tls_agent_name: str = ""
@@ -91,6 +93,11 @@ class Config(EngineTlsSettings, env_prefix="BACKHAUL_ROUTER_"):
     to notice, below the kv_lease_duration of prefill engines"""
     idle_timeout_s: float = Field(default=120.0, gt=0)
     """silence between two pieces of the decode engine's answer"""
+    plan_send_s: float = Field(default=10.0, gt=0, le=60)
+    """how long a gateway may keep a planned turn before it says that it sends it; below the kv_lease_duration of
+    prefill engines"""
+    plan_report_s: float = Field(default=600.0, gt=0)
+    """how long after each report of a planned turn a gateway must say again how it goes"""
     lame_duck_s: float = Field(default=5.0, ge=0)
     """how long a router that stops says so, and still takes new turns, before it closes its ports"""
     grace_s: float = Field(default=30.0, ge=0)

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from backhaul_common.clock import Clock
@@ -46,6 +47,18 @@ class Ending:
     cache_salt: str = ""
     """The client's own. With a body: the body's own."""
     authorization: str | None = None
+
+
+def deleted_document(conversation_id: str, ended: Released) -> bytes:
+    """Returns the HTTP API's JSON of a conversation that was ended."""
+    document = {
+        "id": conversation_id,
+        "object": "conversation.deleted",
+        "deleted": True,
+        "released": ended.released,
+        "deferred": ended.deferred,
+    }
+    return msgspec.json.encode(document)
 
 
 class Registry(Protocol):

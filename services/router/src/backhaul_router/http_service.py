@@ -18,11 +18,10 @@ from backhaul_common.errors import UnavailableError
 from backhaul_common.grpc_server import warn_of_plaintext
 from backhaul_common.tls import HANDSHAKE_S, Identity, ListenerContext
 from backhaul_router.admission import Admission, Held
-from backhaul_router.conversations import Conversations, Ending
+from backhaul_router.answers import with_error_event
+from backhaul_router.conversations import Conversations, Ending, deleted_document
 from backhaul_router.core.body import Endpoint
-from backhaul_router.core.engines import EngineError
 from backhaul_router.core.errors import ApiError, invalid
-from backhaul_router.core.sse import WholeLines
 from backhaul_router.http_protocol import ApiProtocol, ApiServer, BodyCutError, ClientLimits, Phase
 from backhaul_router.models import Models
 from backhaul_router.ports import Answer
@@ -219,14 +218,8 @@ class HttpService:
         )
         with self._admission.ending():
             ended = await self._conversations.end(ending)
-        document = {
-            "id": request.path.removeprefix(_CONVERSATIONS),
-            "object": "conversation.deleted",
-            "deleted": True,
-            "released": ended.released,
-            "deferred": ended.deferred,
-        }
-        return self._json(request, 200, msgspec.json.encode(document), {"x-request-id": request_id})
+        document = deleted_document(request.path.removeprefix(_CONVERSATIONS), ended)
+        return self._json(request, 200, document, {"x-request-id": request_id})
 
     async def _health(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         return self._json(request, 200, b'{"status":"alive"}', {"x-request-id": request_id})
@@ -251,20 +244,9 @@ class HttpService:
         headers = {**answer.headers, **STREAM_HEADERS, "x-request-id": request_id}
         response = await self._begin(request, answer.status, headers)
         _enter(request, Phase.STREAMING)
-        lines, sent = WholeLines(), b""
-        try:
-            async with aclosing(answer.stream.chunks()) as chunks:
-                async for chunk in chunks:
-                    if ready := lines.take(chunk):
-                        sent = ready
-                        await response.write(ready)
-            last = lines.rest()
-        except EngineError as error:
-            # A blank line ends what was sent of the event before.
-            apart = b"" if sent.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
-            last = apart + error.as_api_error("decode").event
-        if last:
-            await response.write(last)
+        async with aclosing(with_error_event(answer.stream)) as chunks:
+            async for chunk in chunks:
+                await response.write(chunk)
         _enter(request, Phase.ANSWERING)
         await response.write_eof()
         return response

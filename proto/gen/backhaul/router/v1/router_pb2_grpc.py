@@ -40,8 +40,9 @@ class InferenceServiceStub:
     RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS, BODY_LIMIT), or, where
     it has a queue, lets a turn wait first. Then the answer may also be RESOURCE_EXHAUSTED (DISPLACED, by a turn that
     comes before it), UNAVAILABLE (QUEUE_TIMEOUT, or at once DEADLINE_UNREACHABLE) or DEADLINE_EXCEEDED
-    (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. `retry_after_s` in the metadata says when to ask
-    again, in seconds; nothing has begun. A client that does not read its stream loses it (SLOW_READER).
+    (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. google.rpc.RetryInfo, and `retry_after_s` in the
+    metadata (seconds), say when to ask again; nothing has begun. A client that does not read its stream loses it
+    (SLOW_READER).
     """
 
     def __init__(self, channel):
@@ -92,8 +93,9 @@ class InferenceServiceServicer:
     RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS, BODY_LIMIT), or, where
     it has a queue, lets a turn wait first. Then the answer may also be RESOURCE_EXHAUSTED (DISPLACED, by a turn that
     comes before it), UNAVAILABLE (QUEUE_TIMEOUT, or at once DEADLINE_UNREACHABLE) or DEADLINE_EXCEEDED
-    (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. `retry_after_s` in the metadata says when to ask
-    again, in seconds; nothing has begun. A client that does not read its stream loses it (SLOW_READER).
+    (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. google.rpc.RetryInfo, and `retry_after_s` in the
+    metadata (seconds), say when to ask again; nothing has begun. A client that does not read its stream loses it
+    (SLOW_READER).
     """
 
     def ChatCompletions(self, request, context):
@@ -191,8 +193,9 @@ class InferenceService:
     RESOURCE_EXHAUSTED at once (TOO_MANY_TURNS, TOO_MANY_BYTES, TOO_MANY_LISTS, TOO_MANY_ENDINGS, BODY_LIMIT), or, where
     it has a queue, lets a turn wait first. Then the answer may also be RESOURCE_EXHAUSTED (DISPLACED, by a turn that
     comes before it), UNAVAILABLE (QUEUE_TIMEOUT, or at once DEADLINE_UNREACHABLE) or DEADLINE_EXCEEDED
-    (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. `retry_after_s` in the metadata says when to ask
-    again, in seconds; nothing has begun. A client that does not read its stream loses it (SLOW_READER).
+    (DEADLINE_PASSED). TENANT_LIMIT is a limit of the caller's tenant. google.rpc.RetryInfo, and `retry_after_s` in the
+    metadata (seconds), say when to ask again; nothing has begun. A client that does not read its stream loses it
+    (SLOW_READER).
     """
 
     @staticmethod
