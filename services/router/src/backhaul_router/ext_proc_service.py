@@ -48,6 +48,11 @@ class _Request:
     """Whether something comes after the body."""
 
     @property
+    def path(self) -> str:
+        """Its path, with the query if it has one."""
+        return self.headers.get(":path", "")
+
+    @property
     def mode(self) -> "pb.BodySendMode.ValueType":
         """How its body comes; gateways that do not say are taken to send it in pieces."""
         config = self.first.protocol_config
@@ -117,7 +122,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
                     await self._give(exchange, request, forwarded, address)
                     await self._follow(exchange, request, forwarded)
             except ApiError as error:
-                await exchange.write(messages.refusal(error, request.request_id))
+                await exchange.write(messages.refusal(error, request.request_id, request.path))
 
     # The request
 
@@ -134,6 +139,8 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
             async with self._turns.forward(turn) as forwarded:
                 if forwarded.names_hosts and not request.asks:
                     raise ApiError(500, "the gateway must send bodies BUFFERED for engines without the connector")
+                if forwarded.streams_hosts:
+                    raise ApiError(500, "engines without the connector stream no responses through a gateway")
                 yield forwarded, await _address(forwarded.endpoint)
 
     async def _body(self, exchange: Exchange, request: _Request, held: Held) -> bytes:
@@ -201,7 +208,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         told = forwarded.answered(status, failure, served=messages.served_in(message), whole=whole)
         if failure is not None and own:
             error = EngineError(failure).as_api_error("decode")
-            await exchange.write(messages.replacement(error, request.request_id))
+            await exchange.write(messages.replacement(error, request.request_id, request.path))
             return False
         ours = {**told, **(STREAM_HEADERS if streams else {}), "x-request-id": request.request_id}
         removed = gateway.not_for_clients(headers.keys() - ours.keys())

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from backhaul_router.answers import whole_answer
 from backhaul_router.attempts import Attempts
+from backhaul_router.core.body import Endpoint
 from backhaul_router.core.engines import Failure
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.explaining import HEADER, explanation_in_header
@@ -39,7 +40,16 @@ class Forwarded:
     @property
     def names_hosts(self) -> bool:
         """Whether the engine's answer may carry a handle: vLLM's own connector puts one into whole answers."""
-        return self._handed.params is not None and not self.leg.target.reuse and not self._turn.body.stream
+        return self._hands_back and not self._turn.body.stream
+
+    @property
+    def streams_hosts(self) -> bool:
+        """Whether an answer that is streamed may carry one: that of `/v1/responses` repeats all in its last event."""
+        return self._hands_back and self._turn.body.stream and self._turn.body.endpoint is Endpoint.RESPONSES
+
+    @property
+    def _hands_back(self) -> bool:
+        return self._handed.params is not None and not self.leg.target.reuse
 
     def taken(self) -> None:
         """Whoever sends it has it: from now on the decode engine may be reading the hand-off."""
@@ -61,7 +71,7 @@ class Forwarded:
             turn.outcome.result = "refused" if status < 500 else "failed"
         elif turn.labelled:
             # The next turn may come before this one is seen to have ended.
-            self._fresh.note(turn.scope, turn.keys.own)
+            self._note()
         explained = {} if turn.explanation is None else {HEADER: explanation_in_header(turn.explanation)}
         return {**turn.outcome.headers, **explained}
 
@@ -78,4 +88,8 @@ class Forwarded:
     def ended(self) -> None:
         """All of the answer has been sent, as far as anybody here knows."""
         if self._turn.labelled and self._turn.outcome.result == "ok":
-            self._fresh.note(self._turn.scope, self._turn.keys.own)
+            self._note()
+
+    def _note(self) -> None:
+        for key in self._turn.own_keys:
+            self._fresh.note(self._turn.scope, key)
