@@ -21,6 +21,9 @@ _SEED_FIELDS = ("tools", "instructions", "reasoning", "chat_template_kwargs", "m
 _OF_NO_PROMPT = ("id", "status")
 """Of items; clients send them back or leave them out."""
 
+_NOT_REPEATED = frozenset({"input", "kv_transfer_params"})
+"""Of a request; by its answer."""
+
 _TEXTS = frozenset({"input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"})
 
 _NOT_PREFILLED = (
@@ -53,6 +56,14 @@ def check(fields: Mapping[str, Any]) -> None:
             " 'previous_response_id'",
             param="conversation",
         )
+    _check_names(fields)
+
+
+def _check_names(fields: Mapping[str, Any]) -> None:
+    """Answers repeat what was asked, and no answer with a name of handles passes: it would look like a fault."""
+    for name in fields.keys() - _NOT_REPEATED:
+        if b'kv_transfer_params":' in msgspec.json.encode(fields[name]):
+            raise invalid(f"nothing in '{name}' may be called kv_transfer_params", param=name)
 
 
 def not_kept(*, at_engine: bool = False) -> ApiError:
