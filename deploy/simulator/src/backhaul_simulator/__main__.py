@@ -73,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--api-key", default="", help="key that clients must bring; none by default")
     parser.add_argument(
+        "--store-responses", action="store_true", help="keep responses, as with VLLM_ENABLE_RESPONSES_API_STORE=1"
+    )
+    parser.add_argument(
         "--side-channel",
         default="127.0.0.1:5600",
         metavar="HOST:PORT",
@@ -142,7 +145,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     of_ranks = {
         rank: replace(options, connector=options.connector and rank not in arguments.stock_ranks) for rank in ranks
     }
-    return asyncio.run(serve(of_ranks, host=arguments.host, port=arguments.port, api_key=arguments.api_key))
+    return asyncio.run(
+        serve(
+            of_ranks,
+            host=arguments.host,
+            port=arguments.port,
+            api_key=arguments.api_key,
+            store=arguments.store_responses,
+        )
+    )
 
 
 if __name__ == "__main__":

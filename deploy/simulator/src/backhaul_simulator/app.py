@@ -22,7 +22,9 @@ _CUT_S = 0.2
 """What running requests get when the process is told to end; then their connections are cut, as vLLM does."""
 
 
-async def serve(of_ranks: Mapping[int, EngineOptions], *, host: str, port: int, api_key: str = "") -> int:
+async def serve(
+    of_ranks: Mapping[int, EngineOptions], *, host: str, port: int, api_key: str = "", store: bool = False
+) -> int:
     """Serves until SIGTERM or SIGINT, or until an engine dies; returns the exit code.
 
     ``of_ranks`` are the options of each rank, in their order.
@@ -30,7 +32,7 @@ async def serve(of_ranks: Mapping[int, EngineOptions], *, host: str, port: int, 
     engines = [Engine(options, rank=rank) for rank, options in of_ranks.items()]
     options = engines[0].options
     served = Served(model=options.model, max_model_len=engines[0].max_model_len, vocabulary=options.vocabulary)
-    server = Server(engines, served, block_size=options.block_size, api_key=api_key)
+    server = Server(engines, served, block_size=options.block_size, api_key=api_key, store=store)
     tasks = [asyncio.create_task(engine.run(), name=f"engine-{engine.rank}") for engine in engines]
     runner = web.AppRunner(
         server.application(),
