@@ -27,7 +27,7 @@ async def serve(
 ) -> int:
     """Serves until SIGTERM or SIGINT, or until an engine dies; returns the exit code.
 
-    ``of_ranks`` are the options of each rank, in their order.
+    ``of_ranks`` are the options of each rank, in their order; ``store`` says whether responses are kept.
     """
     engines = [Engine(options, rank=rank) for rank, options in of_ranks.items()]
     options = engines[0].options

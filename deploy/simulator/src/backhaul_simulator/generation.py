@@ -194,7 +194,8 @@ async def _stream(request: web.Request, events: AsyncGenerator[bytes], strike: S
     async with contextlib.aclosing(events):
         try:
             async for event in events:
-                await response.write(event)
+                if event:
+                    await response.write(event)
                 count += 1
                 await strike.after_events(count)
         except ConnectionResetError:

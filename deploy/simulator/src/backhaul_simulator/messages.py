@@ -182,7 +182,7 @@ class MessageReply:
         return {name: value for name, value in document.items() if value is not None}
 
     def _begun(self, usage: Mapping[str, Any]) -> bytes:
-        message = {
+        message: dict[str, Any] = {
             "id": self.name,
             "type": "message",
             "role": "assistant",

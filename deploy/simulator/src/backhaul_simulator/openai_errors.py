@@ -21,7 +21,7 @@ class RefusedError(Exception):
     def document_at(self, path: str) -> dict[str, Any]:
         """Returns it as it is said at a path.
 
-        `/v1/messages` translates what its handler refuses, and not what comes before that (``anthropic/api_router.py``).
+        ``/v1/messages`` translates what its handler refuses, not what comes before that (``anthropic/api_router.py``).
         """
         if not path.startswith("/v1/messages") or self._kind == _MALFORMED:
             return self.document
