@@ -127,6 +127,7 @@ class FakeEngine:
         app.router.add_get("/v1/responses/{response_id}", self._stored)
         for path in ("/detokenize", "/v1/messages/count_tokens", "/v1/embeddings"):
             app.router.add_post(path, self._alone)
+        app.router.add_route("*", "/{other:.*}", self._unknown)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, shutdown_timeout=0.1, keepalive_timeout=self._keepalive_s
         )
@@ -322,6 +323,9 @@ class FakeEngine:
             refusal = RefusedError(404, "not found", "invalid_request_error", "response_id")
             return web.json_response(refusal.body, status=404)
         return web.json_response(document)
+
+    async def _unknown(self, request: web.Request) -> web.Response:
+        return web.json_response({"detail": "Not Found"}, status=404)
 
     async def _alone(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()

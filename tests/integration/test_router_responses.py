@@ -9,9 +9,11 @@ import msgspec
 import openai
 import pytest
 
+from backhaul.registry.v1 import registry_pb2
 from backhaul_router.core.body import Endpoint, parse_body
 from backhaul_router.core.lookup import keys_of, response_key
 from tests.fakes.engine import FakeEngine, break_after, raw_stream, refuse
+from tests.fakes.eventually import eventually
 from tests.fakes.other_forms import named, response_events
 from tests.fakes.router_stack import CHAT, MODEL, Got, RouterStack, router_stack
 from tests.unit.router.test_tenants import FILE
@@ -188,7 +190,10 @@ async def test_an_engine_that_keeps_nothing_is_told_apart(stack: RouterStack) ->
 async def test_a_keeper_that_takes_no_turns_is_not_replaced(stack: RouterStack) -> None:
     name = json.loads((await respond(stack)).body)["id"]
     await stack.add(FakeEngine("decode"))
-    await stack.lose(stack.decode)
+    node = stack.directory.nodes[f"decode-{stack.decode.port}"]
+    node.state = registry_pb2.NODE_STATE_NOT_READY
+    await stack.directory.put(node)
+    await eventually(lambda: not stack.router.table.known(node.node_id).ready)  # type: ignore[union-attr]  # is listed
     got = await respond(stack, "more", previous_response_id=name)
     assert (got.status, got.headers["retry-after"]) == (503, "1")
 
@@ -225,7 +230,7 @@ async def test_a_tenant_cannot_go_on_from_or_fetch_anothers_response(tmp_path: P
     tenants, key = tmp_path / "tenants.toml", tmp_path / "key"
     tenants.write_text(FILE)
     key.write_text("k" * 32)
-    async with router_stack(tenants_file=tenants, cluster_key_file=key) as stack:
+    async with router_stack(tenants_file=str(tenants), cluster_key_file=str(key)) as stack:
         blue, red = ({"authorization": f"Bearer {secret}"} for secret in ("blue-1", "red-1"))
         first = await stack.post(RESPONSES, {"model": MODEL, "input": "hi"}, blue)
         assert first.status == 200, first.body
