@@ -245,6 +245,20 @@ async def test_a_tenant_cannot_go_on_from_or_fetch_anothers_response(tmp_path: P
 # Clients
 
 
+async def test_clients_of_messages_may_bring_their_key_in_anthropics_way(tmp_path: Path) -> None:
+    tenants, key = tmp_path / "tenants.toml", tmp_path / "key"
+    tenants.write_text(FILE)
+    key.write_text("k" * 32)
+    async with router_stack(tenants_file=str(tenants), cluster_key_file=str(key)) as stack:
+        counted = f"{MESSAGES}/count_tokens"
+        for path, body in ((MESSAGES, body_of(MESSAGES, "hi")), (counted, body_of(MESSAGES, "hi"))):
+            assert (await stack.post(path, body, {"x-api-key": "blue-1"})).status == 200
+            assert (await stack.post(path, body, {"x-api-key": "green-1"})).status == 401
+            wrong = {"x-api-key": "blue-1", "authorization": "Bearer green-1"}
+            assert (await stack.post(path, body, wrong)).status == 401
+        assert (await stack.post(RESPONSES, body_of(RESPONSES, "hi"), {"x-api-key": "blue-1"})).status == 401
+
+
 async def test_the_official_client(stack: RouterStack) -> None:
     async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="k", max_retries=0) as client:
         first = await client.responses.create(model=MODEL, input="hi")

@@ -24,7 +24,7 @@ from backhaul_router.core.engines import EngineError
 from backhaul_router.core.errors import ApiError
 from backhaul_router.exchange import Exchange, GoneError
 from backhaul_router.forwarding import Forwarded
-from backhaul_router.request_headers import STREAM_HEADERS, left_s, request_id_in, turn_request
+from backhaul_router.request_headers import STREAM_HEADERS, authorization_in, left_s, request_id_in, turn_request
 from backhaul_router.turns import Turns
 
 SERVICE_NAME = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -132,7 +132,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         headers = request.headers
         endpoint = gateway.endpoint_of(headers, body_limit=self._body_limit_bytes)
         request.check_modes()
-        tenant = self._turns.authenticate(headers.get("authorization"))
+        tenant = self._turns.authenticate(authorization_in(headers, endpoint.value))
         async with self._admission.turn(tenant, left_s=left_s(headers)) as held:
             turn = turn_request(endpoint, headers, await self._body(exchange, request, held), tenant)
             turn = replace(turn, endpoints=messages.subset_in(request.first))

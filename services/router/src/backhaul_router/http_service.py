@@ -28,7 +28,7 @@ from backhaul_router.models import Models
 from backhaul_router.passing import PassedAnswer, Passing
 from backhaul_router.ports import Answer
 from backhaul_router.readiness import Readiness
-from backhaul_router.request_headers import STREAM_HEADERS, left_s, request_id_in, turn_request
+from backhaul_router.request_headers import STREAM_HEADERS, authorization_in, left_s, request_id_in, turn_request
 from backhaul_router.turns import Turns
 
 _BACKLOG = 1024
@@ -160,7 +160,7 @@ class HttpService:
     async def _turn(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         self._check_head(request)
         headers = request.headers
-        tenant = self._turns.authenticate(headers.get("authorization"))
+        tenant = self._turns.authenticate(authorization_in(headers, request.path))
         async with self._admission.turn(tenant, left_s=left_s(headers)) as held:
             turn = turn_request(Endpoint(request.path), headers, await self._body(request, held), tenant)
             async with self._turns.run(turn) as answer:
@@ -175,7 +175,7 @@ class HttpService:
 
     async def _pass_on(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         self._check_head(request)
-        authorization = request.headers.get("authorization")
+        authorization = authorization_in(request.headers, request.path)
         tenant = self._turns.authenticate(authorization)
         async with self._admission.turn(tenant, left_s=left_s(request.headers)) as held:
             body = await self._body(request, held)
