@@ -10,19 +10,20 @@ from backhaul_router.core.body import Endpoint
 from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.engines import Failure
 from backhaul_router.core.errors import ApiError
-from backhaul_router.core.lookup import response_key
+from backhaul_router.core.lookup import keys_of, response_key, session_key
 from backhaul_router.core.nodes import Engine, NodeState
 from backhaul_router.core.response_ids import keeper_of, response_id_of
 from backhaul_router.core.turn import Route
 from backhaul_router.ports import TurnRequest
 from tests.fakes.other_forms import response_events
+from tests.unit.router.bodies import response
 from tests.unit.router.ports import Bench, Done, FakeStream, ready
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
 NONCE = "0" * 32
 
 
-def request(given: str = "hi", **fields: Any) -> TurnRequest:
+def request(given: Any = "hi", **fields: Any) -> TurnRequest:
     options = {name: fields.pop(name) for name in ("reuse", "endpoints", "session_id") if name in fields}
     body = msgspec.json.encode({"model": "m", "input": given, "stream": True, **fields})
     return TurnRequest(Endpoint.RESPONSES, body, tenant="", **options)
@@ -60,7 +61,8 @@ async def test_the_keeper_appends_what_is_new_to_what_it_holds() -> None:
     (leg,) = bench.engines.decodes
     assert leg.node == "d2"
     assert leg.body["kv_transfer_params"]["backhaul"]["continues"] == [response_key(name)]
-    assert bench.engines.prefills == bench.owner.claims == []
+    assert bench.engines.prefills == []
+    assert bench.owner.claims == []
 
 
 async def test_what_the_turn_leaves_is_found_by_who_names_its_response() -> None:
@@ -102,7 +104,8 @@ async def test_what_is_merely_cached_is_not_asked_for() -> None:
     name = name_from(bench)
     publish(bench, name, cached=True)
     assert (await go_on(bench, name)).served == ("cold", "not_found")
-    assert bench.owner.harvests == bench.engines.prefills == []
+    assert bench.owner.harvests == []
+    assert bench.engines.prefills == []
 
 
 async def test_without_reuse_nothing_is_looked_up_and_nothing_kept() -> None:
@@ -183,3 +186,38 @@ async def test_a_turn_of_one_engine_says_that_reuse_is_off_though_something_fail
     done = await bench.run(request(tools=[{"type": "mcp"}]))
     assert done.answer.headers["x-backhaul-reuse"] == "off"
     assert bench.engines.prefills == []
+
+
+# Several sets, and no way to learn the prompt's tokens
+
+
+async def test_of_several_sets_the_newest_turns_is_claimed_where_the_messages_prove_it() -> None:
+    bench = Bench()
+    said = [{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant", "user")]
+    for count, set_id in ((1, "older"), (3, "newer")):
+        key = keys_of(response(said[:count], model="m"), None).own
+        bench.registry.pointers.append(Pointer(key, set_id, "d1-engine", "d1", 128, b"", 64, b"i" * 16))
+    answered(bench)
+    done = await bench.run(request(said))
+    assert done.served == ("warm", "")
+    assert [claim.set_id for claim in bench.owner.claims] == ["newer"]
+    assert bench.engines.tokenized == []
+
+
+async def test_several_sets_of_one_turn_are_ambiguous() -> None:
+    bench = Bench()
+    said = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    for set_id in ("one", "other"):
+        key = keys_of(response(said[:1], model="m"), None).own
+        bench.registry.pointers.append(Pointer(key, set_id, "d1-engine", "d1", 128, b"", 64, b"i" * 16))
+    answered(bench)
+    assert (await bench.run(request(said))).served == ("cold", "ambiguous")
+
+
+async def test_what_only_a_session_leads_to_is_ambiguous_too() -> None:
+    bench = Bench()
+    for set_id in ("one", "other"):
+        pointer = Pointer(session_key(b"s"), set_id, "d1-engine", "d1", 128, b"", 64, b"i" * 16)
+        bench.registry.pointers.append(pointer)
+    answered(bench)
+    assert (await bench.run(request(session_id="s"))).served == ("cold", "ambiguous")

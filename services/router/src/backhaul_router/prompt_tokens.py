@@ -13,6 +13,11 @@ _TOKENIZED = (Endpoint.CHAT, Endpoint.COMPLETIONS)
 """What `/tokenize` takes (`entrypoints/serve/tokenize/protocol.py`)."""
 
 
+def can_be_told(body: TurnBody) -> bool:
+    """Tells whether there is a way to learn the tokens of such a prompt."""
+    return body.endpoint in _TOKENIZED
+
+
 class Tokenizer(Protocol):
     """Turns prompts into tokens."""
 
@@ -36,7 +41,7 @@ class PromptTokens:
         given = prompt_tokens_in(body)
         if given is not None:
             return given
-        if body.endpoint not in _TOKENIZED:
+        if not can_be_told(body):
             return []
         left = deadline - self._clock.monotonic()
         if left <= 0:

@@ -13,6 +13,7 @@ import msgspec
 
 from backhaul_router.core import messages, responses, transcript
 from backhaul_router.core.body import Endpoint, TurnBody
+from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.errors import invalid
 from backhaul_router.core.transcript import Transcript
 
@@ -73,6 +74,13 @@ class TurnKeys:
     def proves(self, key: str) -> bool:
         """Tells whether whoever is found under a key had the same messages; a session id says nothing about them."""
         return key == self.previous or any(beginning.digest == key for beginning in self.beginnings)
+
+    def newest_of(self, pointers: Sequence[Pointer]) -> list[Pointer]:
+        """Returns those under the best key under which any are that had the same messages: what one turn left."""
+        for key in filter(self.proves, self.find):
+            if under := [pointer for pointer in pointers if pointer.key == key]:
+                return under
+        return []
 
     @property
     def turns(self) -> tuple[str, ...]:
