@@ -325,6 +325,8 @@ class FakeEngine:
         return web.json_response(document)
 
     async def _unknown(self, request: web.Request) -> web.Response:
+        raw = await request.read()
+        self.passed.append(Leg(request.path, {k.lower(): v for k, v in request.headers.items()}, {}, raw))
         return web.json_response({"detail": "Not Found"}, status=404)
 
     async def _alone(self, request: web.Request) -> web.StreamResponse:
