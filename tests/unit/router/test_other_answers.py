@@ -23,6 +23,7 @@ DECODE = {
 }
 PREFILL = PromptUsage(100, b'{"cached_tokens":16}')
 RESPONSE, MESSAGE = (response_events(BODY, ["a", "b"], DECODE), message_events(BODY, ["a", "b"], DECODE))
+LONG = response_events({"model": "tiny", "instructions": "w" * 250_000}, ["a"], DECODE)
 HANDLE = {"remote_host": "10.0.0.9"}
 STREAMS = [
     pytest.param(Endpoint.RESPONSES, RESPONSE, id="response"),
@@ -45,6 +46,9 @@ def data_of(event: bytes) -> dict[str, Any]:
         pytest.param(b"".join(RESPONSE[:2]), Opening.ACCEPTED, id="in progress"),
         pytest.param(b"".join(RESPONSE[:3]), Opening.ANSWER, id="an item of a response"),
         pytest.param(b"".join(RESPONSE), Opening.ANSWER, id="all of a response"),
+        pytest.param(LONG[0][:200_000], Opening.ACCEPTED, id="part of what was asked"),
+        pytest.param(b"".join(LONG[:2]), Opening.ACCEPTED, id="what was asked, twice"),
+        pytest.param(b"".join(LONG[:2]) * 4, Opening.ANSWER, id="too much to hold back"),
         pytest.param(MESSAGE[0], Opening.UNDECIDED, id="who speaks"),
         pytest.param(b"".join(MESSAGE[:2]), Opening.ANSWER, id="a block of a message"),
         pytest.param(

@@ -14,6 +14,9 @@ import msgspec
 MAX_OPENING_BYTES = 64 * 1024
 """An opening longer than this is an answer."""
 
+MAX_ACCEPTED_BYTES = 1024 * 1024
+"""The same where it repeats what was asked, as `/v1/responses` does, twice."""
+
 _NOTHING: Sequence[object] = (None, "", [], {})
 
 _ACCEPTED = ("response.created", "response.queued", "response.in_progress")
@@ -50,16 +53,19 @@ _decode = msgspec.json.Decoder(_Document).decode
 
 def opening_of(stream: bytes) -> Opening:
     """Judges the first bytes of a stream of server-sent events."""
-    if len(stream) > MAX_OPENING_BYTES:
-        return Opening.ANSWER
     shown = Opening.UNDECIDED
+    if len(stream) > MAX_ACCEPTED_BYTES:
+        return Opening.ANSWER
     lines = stream.replace(b"\r", b"\n").split(b"\n")
     for line in lines[:-1]:
         if line.startswith(b"data:"):
             shown = _shown_by(line[5:])
             if shown not in (Opening.UNDECIDED, Opening.ACCEPTED):
                 return shown
-    return shown
+        elif line.startswith(b"event:") and line[6:].strip().decode(errors="replace") in _ACCEPTED:
+            # Its data may be long, and be on their way.
+            shown = Opening.ACCEPTED
+    return Opening.ANSWER if shown is Opening.UNDECIDED and len(stream) > MAX_OPENING_BYTES else shown
 
 
 def failed_whole(body: bytes) -> bool:
