@@ -61,6 +61,10 @@ replay: $(if $(ENVIRONMENTS),install-services) ## What each retention policy wou
 bench-routing: $(if $(ENVIRONMENTS),install-services) ## What choosing routes is worth, on loads against simulated engines (ARGS=--help for options)
 	@$(BIN)/python -m benchmarks.routing $(ARGS)
 
+.PHONY: bench-gateway
+bench-gateway: $(if $(ENVIRONMENTS),install-services) ## What tokens cost a router, behind Envoy and over its own API (ARGS=--help for options)
+	@$(BIN)/python -m benchmarks.gateway $(ARGS)
+
 .PHONY: check
 check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code up to date, nothing private in any file
 	$(BIN)/ruff check

@@ -30,10 +30,11 @@ class CpuMeter:
         return (self._own_s() - self._own) / available_s, (_busy_s() - self._all) / available_s
 
     def _own_s(self) -> float:
-        return sum(map(_process_s, self._pids))
+        return sum(map(process_s, self._pids))
 
 
-def _process_s(pid: int) -> float:
+def process_s(pid: int) -> float:
+    """Returns the CPU seconds that a process has used, 0 for one that is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

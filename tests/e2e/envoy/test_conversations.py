@@ -1,18 +1,18 @@
 """Conversations through a real Envoy, over two routers: routes, texts, and what no router needs to do any more."""
 
-import os
 import threading
+import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from backhaul_local.engines import EngineOptions
 from backhaul_local.options import Engine, StackOptions
-from backhaul_local.processes import Process
 from backhaul_local.simulated import SimulatedEngine
 from backhaul_local.stack import Stack
+from benchmarks.routing.machine import process_s
 from tests.e2e.stack.chat import Chat, answered, opening
 from tests.e2e.stack.conftest import conversation, eventually, eventually_warm
 from tests.engine_fixtures import REAL
@@ -113,6 +113,27 @@ def test_an_answer_goes_on_when_its_router_is_gone(stack: Stack, chat: Chat, tol
     eventually(lambda: chat.send(opening()).status == 200, within_s=20)
 
 
+def test_a_turn_that_has_no_engine_yet_is_refused_when_its_router_is_killed(stack: Stack, chat: Chat) -> None:
+    routers = ("router-1", "router-2")
+    stack.freeze("prefill-1")
+    with ThreadPoolExecutor() as pool:
+        try:
+            asked = pool.submit(Chat(stack.gateway).send, opening())
+            time.sleep(1)
+            assert not asked.done()
+            for name in routers:
+                stack.kill(name)
+            got = asked.result(timeout=20)
+        finally:
+            stack.thaw("prefill-1")
+            for name in routers:
+                if not stack.process(name).running:
+                    stack.restart(name)
+
+    assert (got.status, "error" in got.raw) == (503, True)
+    eventually_warm(chat)
+
+
 def test_tokens_cost_no_router_any_time(stack: Stack, chat: Chat) -> None:
     def cost_s(tokens: int) -> float:
         before = _cpu_s(stack)
@@ -142,10 +163,4 @@ def _asked(messages: object, tokens: int) -> dict[str, object]:
 
 
 def _cpu_s(stack: Stack) -> float:
-    return sum(map(_cpu_s_of, (stack.process("router-1"), stack.process("router-2"))))
-
-
-def _cpu_s_of(process: Process) -> float:
-    # After the name, which may hold anything: utime and stime are the 12th and 13th field (proc_pid_stat(5)).
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(process_s(stack.process(name).pid) for name in ("router-1", "router-2"))

@@ -12,12 +12,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from backhaul_router.core.health.breakers import BreakerState
-from tests.fakes.engine import FakeEngine, bare_500, event_of, hang, refuse
+from tests.fakes.engine import FakeEngine, bare_500, break_after, event_of, hang, refuse
 from tests.fakes.envoy_process import both_in_pieces, envoy, in_pieces, limited_to, with_trailers
 from tests.fakes.eventually import eventually
 from tests.fakes.router_stack import CHAT, Got, RouterStack, chat_body, router_stack
+from tests.integration.test_gateway_turns import turn_logged
 from tests.integration.test_router_turns import label_key
 
 Change = Callable[[str], str]
@@ -48,6 +50,13 @@ class Front:
         asked = self.stack.client.post(f"{self.url}{path}", data=data, headers={**JSON, **(headers or {})})
         async with asked as response:
             return Got(response.status, response.headers, await response.read())
+
+    @property
+    def state(self) -> BreakerState:
+        """How the decode engine is used."""
+        node = self.stack.router.table.get(node_of(self.stack.decode))
+        assert node is not None
+        return self.stack.router.routing.live.breakers.state(node)
 
     @property
     def idle(self) -> bool:
@@ -371,9 +380,7 @@ async def test_an_engine_that_refuses_connections_is_avoided_and_its_hand_off_fr
 
         assert (got.status, got.headers["retry-after"]) == (503, "1")
         assert error_of(got)["message"] == "the decode engine failed (refused)"
-        node = found.stack.router.table.get(node_of(found.stack.decode))
-        assert node is not None
-        assert found.stack.router.routing.live.breakers.state(node) is BreakerState.OPEN
+        assert found.state is BreakerState.OPEN
         await eventually(lambda: len(found.stack.owner.released) == 1)
 
 
@@ -381,25 +388,72 @@ async def test_an_engines_own_errors_pass_and_only_faults_count_against_it(tmp_p
     async with front(tmp_path) as found:
         found.stack.decode.then(*([refuse(400, "too long")] * 3))
         refused = [await found.chat("hi") for _ in range(3)]
-        node = found.stack.router.table.get(node_of(found.stack.decode))
-        assert node is not None
-        breakers = found.stack.router.routing.live.breakers
-        before = breakers.state(node)
+        before = found.state
         found.stack.decode.then(*([bare_500()] * 3))
         failed = [await found.chat("hi") for _ in range(3)]
 
         assert [(got.status, error_of(got)["message"]) for got in refused] == [(400, "too long")] * 3
         assert [got.status for got in failed] == [500] * 3
-        assert (before, breakers.state(node)) == (BreakerState.CLOSED, BreakerState.OPEN)
+        assert (before, found.state) == (BreakerState.CLOSED, BreakerState.OPEN)
 
 
-async def test_an_engine_that_breaks_in_the_middle_breaks_the_answer(tmp_path: Path) -> None:
+async def test_a_turn_whose_blocks_cannot_be_read_is_computed_and_says_the_same(tmp_path: Path) -> None:
+    async with front(tmp_path) as found:
+        right = await found.chat("hi", "hello", "more", stream=True)
+        found.stack.hold()
+        found.stack.publish(label_key("hi"))
+        found.stack.prefill.then(bare_500())
+        got = await found.chat("hi", "hello", "more", stream=True)
+
+    assert (got.status, got.route, got.miss, got.body) == (200, "cold", "prefill_failed", right.body)
+
+
+# What the router learns
+
+
+@pytest.mark.parametrize("change", WAYS)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_router_hears_when_an_answer_began_and_that_it_ended(
+    tmp_path: Path, change: Change, stream: bool
+) -> None:
+    async with front(tmp_path, change) as found:
+        found.stack.decode.chunk_gate = asyncio.Event()
+        with capture_logs() as logs:
+            asked = asyncio.create_task(found.chat("hi", stream=stream))
+            await eventually(lambda: len(found.stack.decode.legs) == 1)
+            await asyncio.sleep(0.5)
+            found.stack.decode.chunk_gate.set()
+            got = await asked
+            line = await turn_logged(logs)
+
+    assert (got.status, line["result"]) == (200, "ok")
+    assert not any(name.startswith("x-backhaul-first") for name in got.headers)
+    # The stream waited after its first event.
+    assert 0 < line["ttft_ms"] < 500 if stream else line["ttft_ms"] is None
+
+
+async def test_an_engine_that_breaks_off_an_answer_is_avoided(tmp_path: Path) -> None:
+    async with front(tmp_path) as found:
+        found.stack.decode.then(break_after([event_of("Hel")]))
+        with capture_logs() as logs:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await found.chat("hi", stream=True)
+            line = await turn_logged(logs)
+
+        assert line["result"] == "cut"
+        await eventually(lambda: found.state is BreakerState.OPEN)
+
+
+async def test_a_client_that_leaves_in_the_middle_is_not_its_engines_fault(tmp_path: Path) -> None:
     async with front(tmp_path) as found:
         found.stack.decode.chunk_gate = asyncio.Event()
-        asked = asyncio.create_task(found.chat("hi", stream=True))
-        await eventually(lambda: len(found.stack.decode.legs) == 1)
-        await asyncio.sleep(0.2)
-        await found.stack.decode.stop()
+        body = json.dumps(chat_body("hi", stream=True)).encode()
+        with capture_logs() as logs:
+            async with found.stack.client.post(f"{found.url}{CHAT}", data=body, headers=JSON) as response:
+                await response.content.readany()
+            response.close()
+            line = await turn_logged(logs)
+        # What Envoy logs comes a second later at the latest.
+        await asyncio.sleep(1.2)
 
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await asked
+        assert (line["result"], found.state) == ("cut", BreakerState.CLOSED)

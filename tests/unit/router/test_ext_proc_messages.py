@@ -38,10 +38,12 @@ def test_where_a_gateway_names_none_all_may_be_picked() -> None:
 
 def test_of_headers_of_one_name_the_first_counts_and_any_bytes_will_do() -> None:
     values = [pb.HeaderValue(key="A", raw_value=b"\xff"), pb.HeaderValue(key="a", value="second")]
-    assert messages.headers_in(pb.HttpHeaders(headers=pb.HeaderMap(headers=values))) == {"a": "\udcff"}
+    assert messages.headers_in(pb.HeaderMap(headers=values)) == {"a": "\udcff"}
 
 
-@pytest.mark.parametrize(("status", "told"), [("200", 200), ("", 502), ("20x", 502), ("0200", 502)])
+@pytest.mark.parametrize(
+    ("status", "told"), [("200", 200), ("", 502), ("20x", 502), ("0200", 502), ("000", 502), ("٢٠٠", 502)]
+)
 def test_an_answer_without_a_status_is_a_bad_one(status: str, told: int) -> None:
     assert messages.status_in({":status": status}) == told
 
@@ -49,12 +51,23 @@ def test_an_answer_without_a_status_is_a_bad_one(status: str, told: int) -> None
 @pytest.mark.parametrize("trailers", [False, True])
 def test_a_long_body_goes_back_in_pieces_of_which_the_last_ends_it(trailers: bool) -> None:
     body = bytes(1_000_000)
-    head, *pieces = messages.in_pieces(messages.mutation({}), body, "10.0.0.1:80", trailers=trailers)
+    metadata = messages.destination("10.0.0.1:80", "d1")
+    head, *pieces = messages.in_pieces(messages.mutation({}), body, metadata, trailers=trailers)
 
-    inner = head.dynamic_metadata.fields["envoy.lb"].struct_value
-    assert inner.fields["x-gateway-destination-endpoint"].string_value == "10.0.0.1:80"
+    assert head.dynamic_metadata == metadata
     last = pieces.pop() if trailers else pieces[-1]
     streamed = [piece.request_body.response.body_mutation.streamed_response for piece in pieces]
     assert b"".join(piece.body for piece in streamed) == body
     assert [piece.end_of_stream for piece in streamed] == [False] * (len(streamed) - 1) + [not trailers]
     assert last.HasField("request_trailers") is trailers
+
+
+def test_the_destination_is_named_in_the_gateways_own_metadata_and_so_is_its_node() -> None:
+    metadata = pb.Metadata()
+    metadata.filter_metadata["envoy.lb"].CopyFrom(
+        messages.destination("10.0.0.1:80", "d1").fields["envoy.lb"].struct_value
+    )
+
+    fields = metadata.filter_metadata["envoy.lb"].fields
+    assert fields["x-gateway-destination-endpoint"].string_value == "10.0.0.1:80"
+    assert (messages.node_in(metadata), messages.node_in(pb.Metadata())) == ("d1", "")

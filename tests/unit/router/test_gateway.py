@@ -9,6 +9,7 @@ from backhaul_router.core.gateway import (
     comes_whole,
     endpoint_of,
     failure_told,
+    first_byte_s,
     not_for_clients,
     not_for_engines,
     own_answer,
@@ -80,3 +81,11 @@ def test_only_a_successful_stream_of_events_does_not_come_whole() -> None:
     assert not comes_whole(200, events)
     assert comes_whole(400, events)
     assert comes_whole(200, {"content-type": "application/json"})
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [("1500000", 1.5), ("0", 0.0), ("-", None), ("", None), ("1.5", None), ("٣", None), ("9" * 5000, None)],
+)
+def test_when_an_answer_began_is_told_in_microseconds(told: str, seconds: float | None) -> None:
+    assert first_byte_s({"x-backhaul-first-byte-us": told}) == seconds

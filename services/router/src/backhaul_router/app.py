@@ -9,11 +9,12 @@ from pathlib import Path
 
 import structlog
 
-from backhaul.envoy.v3 import ext_proc_pb2_grpc
+from backhaul.envoy.v3 import access_log_pb2_grpc, ext_proc_pb2_grpc
 from backhaul.router.v1 import router_pb2_grpc
 from backhaul_common.clock import SystemClock
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.grpc_server import GrpcServer
+from backhaul_router.access_log_service import AccessLog
 from backhaul_router.admission import Admission
 from backhaul_router.attempts import Attempts
 from backhaul_router.choosing import Chooser
@@ -217,7 +218,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             body_limit_bytes=int(config.body_limit),
             receive_s=config.receive_timeout_s,
         )
-        picker_server = _picker_server(config, picker)
+        picker_server = _picker_server(config, picker, AccessLog(table=table, breakers=routing.live.breakers))
         servers = [server for server in (grpc_server, picker_server) if server is not None]
         if not await registry.listed(within_s=_FIRST_LIST_S):
             _log.warning("no list of nodes yet", registry=config.registry, what_to_do="see that a registry runs there")
@@ -245,7 +246,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
                     task.cancel()
 
 
-def _picker_server(config: Config, picker: ExternalProcessor) -> GrpcServer | None:
+def _picker_server(config: Config, picker: ExternalProcessor, access_log: AccessLog) -> GrpcServer | None:
     """Returns the server of the endpoint picker, if there is to be one."""
     if not config.listen_ext_proc:
         return None
@@ -257,6 +258,7 @@ def _picker_server(config: Config, picker: ExternalProcessor) -> GrpcServer | No
         max_calls=2 * config.max_turns + config.max_queued,
     )
     ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server(picker, server.server)
+    access_log_pb2_grpc.add_AccessLogServiceServicer_to_server(access_log, server.server)
     return server
 
 

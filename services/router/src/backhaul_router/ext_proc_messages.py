@@ -1,5 +1,6 @@
 """Messages of Envoy's external processing protocol."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from google.protobuf import struct_pb2
@@ -15,16 +16,18 @@ _DETAILS = "response.code_details"
 _PIECE_BYTES = 256 * 1024
 """Of a body that is sent in pieces: a message of many megabytes would hold up others on the same connection."""
 
+_STATUS = re.compile("[1-5][0-9]{2}")
+
 _OVERWRITE = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
 # From the gateway
 
 
-def headers_in(message: pb.HttpHeaders) -> dict[str, str]:
-    """Returns headers by their lower-case names, the first of several of one name."""
+def headers_in(fields: pb.HeaderMap) -> dict[str, str]:
+    """Returns headers or trailers by their lower-case names, the first of several of one name."""
     headers: dict[str, str] = {}
-    for header in message.headers.headers:
+    for header in fields.headers:
         headers.setdefault(header.key.lower(), _text(header))
     return headers
 
@@ -32,12 +35,12 @@ def headers_in(message: pb.HttpHeaders) -> dict[str, str]:
 def status_in(headers: Mapping[str, str]) -> int:
     """Returns the status of an answer; 502 for one that has none."""
     status = headers.get(":status", "")
-    return int(status) if status.isdecimal() and len(status) == 3 else 502
+    return int(status) if _STATUS.fullmatch(status) else 502
 
 
 def subset_in(request: pb.ProcessingRequest) -> frozenset[str] | None:
     """Returns the endpoints that may be picked, None where the gateway names none: all may."""
-    hint = _metadata(request, _SUBSET_HINT, gateway.SUBSET)
+    hint = _metadata(request.metadata_context, _SUBSET_HINT, gateway.SUBSET)
     if hint is None:
         return None
     values = hint.list_value.values if hint.HasField("list_value") else [hint]
@@ -47,7 +50,13 @@ def subset_in(request: pb.ProcessingRequest) -> frozenset[str] | None:
 
 def served_in(request: pb.ProcessingRequest) -> str:
     """Returns the endpoint that served a request; empty when the gateway does not say."""
-    value = _metadata(request, _LB, gateway.SERVED)
+    value = _metadata(request.metadata_context, _LB, gateway.SERVED)
+    return value.string_value if value is not None else ""
+
+
+def node_in(metadata: pb.Metadata) -> str:
+    """Returns the node that was picked for a request; empty when none was."""
+    value = _metadata(metadata, _LB, gateway.NODE)
     return value.string_value if value is not None else ""
 
 
@@ -59,11 +68,11 @@ def details_in(request: pb.ProcessingRequest) -> str:
     return next(found, "")
 
 
-def _metadata(request: pb.ProcessingRequest, namespace: str, key: str) -> struct_pb2.Value | None:
-    metadata = request.metadata_context.filter_metadata
-    if namespace not in metadata or key not in metadata[namespace].fields:
+def _metadata(metadata: pb.Metadata, namespace: str, key: str) -> struct_pb2.Value | None:
+    namespaces = metadata.filter_metadata
+    if namespace not in namespaces or key not in namespaces[namespace].fields:
         return None
-    return metadata[namespace].fields[key]
+    return namespaces[namespace].fields[key]
 
 
 def _text(header: pb.HeaderValue) -> str:
@@ -86,25 +95,26 @@ def mutation(set_headers: Mapping[str, str], remove_headers: Iterable[str] = ())
     return pb.HeaderMutation(set_headers=options, remove_headers=remove_headers)
 
 
-def destination(endpoint: str) -> struct_pb2.Struct:
-    """Returns the metadata that names the endpoint."""
-    inner = struct_pb2.Struct(fields={gateway.DESTINATION: struct_pb2.Value(string_value=endpoint)})
+def destination(endpoint: str, node_id: str) -> struct_pb2.Struct:
+    """Returns the metadata that names an endpoint, and the node that it is one of."""
+    named = {gateway.DESTINATION: endpoint, gateway.NODE: node_id}
+    inner = struct_pb2.Struct(fields={name: struct_pb2.Value(string_value=value) for name, value in named.items()})
     return struct_pb2.Struct(fields={_LB: struct_pb2.Value(struct_value=inner)})
 
 
-def at_once(headers: pb.HeaderMutation, body: bytes, endpoint: str) -> Iterator[pb.ProcessingResponse]:
+def at_once(headers: pb.HeaderMutation, body: bytes, metadata: struct_pb2.Struct) -> Iterator[pb.ProcessingResponse]:
     """Yields the answer to a request's whole body that was sent in one message."""
     response = pb.CommonResponse(header_mutation=headers, body_mutation=pb.BodyMutation(body=body))
-    yield pb.ProcessingResponse(request_body=pb.BodyResponse(response=response), dynamic_metadata=destination(endpoint))
+    yield pb.ProcessingResponse(request_body=pb.BodyResponse(response=response), dynamic_metadata=metadata)
 
 
 def in_pieces(
-    headers: pb.HeaderMutation, body: bytes, endpoint: str, *, trailers: bool
+    headers: pb.HeaderMutation, body: bytes, metadata: struct_pb2.Struct, *, trailers: bool
 ) -> Iterator[pb.ProcessingResponse]:
     """Yields the answer to a request's headers, its body and its trailers, if it had some."""
     yield pb.ProcessingResponse(
         request_headers=pb.HeadersResponse(response=pb.CommonResponse(header_mutation=headers)),
-        dynamic_metadata=destination(endpoint),
+        dynamic_metadata=metadata,
     )
     for start in range(0, len(body), _PIECE_BYTES):
         last = start + _PIECE_BYTES >= len(body) and not trailers
@@ -136,6 +146,11 @@ def replacement(error: ApiError, request_id: str, path: str) -> pb.ProcessingRes
         body_mutation=pb.BodyMutation(body=body),
     )
     return pb.ProcessingResponse(response_headers=pb.HeadersResponse(response=response))
+
+
+def answer_trailers(remove: Iterable[str]) -> pb.ProcessingResponse:
+    """Returns the answer to an answer's trailers."""
+    return pb.ProcessingResponse(response_trailers=pb.TrailersResponse(header_mutation=mutation({}, remove)))
 
 
 def answer_body(body: bytes) -> pb.ProcessingResponse:

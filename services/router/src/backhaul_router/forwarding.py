@@ -15,8 +15,9 @@ from backhaul_router.running_turn import DecodeLeg, HandedOver, Turn
 class Forwarded:
     """What to send, and what is told of it.
 
-    It is told in this order: `taken`, `answered`, `whole` for an answer that is no stream; `left` in place of any of
-    the latter. Nothing more is told when a stream ends, for its bytes are not seen here.
+    It is told in this order: `taken`, `answered`, `whole` for an answer that comes whole, `began`, `ended`. `left`
+    takes the place of `answered` or `whole`, `cut` that of anything later. None of the bytes are seen here: it may be
+    told only at the end when they `began`.
     """
 
     def __init__(
@@ -28,6 +29,11 @@ class Forwarded:
         self._attempts = attempts
         self._fresh = fresh
         self._untold = turn.untold
+        self._taken_s = 0.0
+        """When it was taken, seconds after the turn began."""
+        self._first_s: float | None = None
+        """From then to the first byte of its stream, seconds."""
+        self._streams = self._by_other = False
         self.leg = leg
         self.seen = False
         """Whether all has been told of the answer that will be, but for its end."""
@@ -53,16 +59,20 @@ class Forwarded:
 
     def taken(self) -> None:
         """Whoever sends it has it: from now on the decode engine may be reading the hand-off."""
+        self._taken_s = self._turn.trace.elapsed_s
         self._legs.taken(self._turn)
 
-    def answered(self, status: int, failure: Failure | None, *, served: str, whole: bool) -> Mapping[str, str]:
+    def answered(
+        self, status: int, failure: Failure | None, *, served: str, streams: bool, whole: bool
+    ) -> Mapping[str, str]:
         """The engine has answered, or failed to; returns headers for the client's answer.
 
-        ``whole``: all of it is told, too.
+        ``streams``: it is a stream of events. ``whole``: all of it is told, too.
         ``served``: host:port of who answered, if it is known. Of another engine nothing is learnt about this one.
         """
         turn, self.seen = self._turn, not whole
-        if served in ("", self.endpoint):
+        self._streams, self._by_other = streams, served not in ("", self.endpoint)
+        if not self._by_other:
             self._attempts.sent_elsewhere(turn, self._handed, failure)
         if failure is Failure.REFUSED:
             # No connection: nothing was sent, so nobody reads the hand-off.
@@ -81,14 +91,36 @@ class Forwarded:
         self._turn.outcome.answer_s = self._turn.trace.elapsed_s
         return whole_answer(body, self._handed.usage)
 
+    def began(self, first_s: float | None = None) -> None:
+        """The first byte of the answer's body came, this many seconds after it was taken; None: now.
+
+        The first call counts. A response's says nothing: its stream begins before anything is computed.
+        """
+        if self._streams and self._first_s is None and self._turn.body.endpoint is not Endpoint.RESPONSES:
+            self._first_s = self._turn.trace.elapsed_s - self._taken_s if first_s is None else first_s
+            self._turn.outcome.ttft_s = self._taken_s + self._first_s
+
     def left(self) -> None:
         """The client left before it was answered."""
         self._turn.outcome.result = "cancelled"
 
     def ended(self) -> None:
-        """All of the answer has been sent, as far as anybody here knows."""
-        if self._turn.labelled and self._turn.outcome.result == "ok":
+        """The gateway has seen the end of the answer."""
+        turn = self._turn
+        if turn.outcome.result != "ok":
+            return
+        if turn.labelled:
             self._note()
+        if self._first_s is not None and not self._by_other:
+            self._legs.streamed_elsewhere(turn, self._handed, self.leg, first_s=self._first_s)
+
+    def cut(self) -> None:
+        """The gateway has not seen the end of the answer: the client left, or the engine stopped."""
+        turn = self._turn
+        if turn.outcome.result == "ok":
+            turn.outcome.result = "cut"
+            for key in turn.own_keys:
+                self._fresh.forget(turn.scope, key)
 
     def _note(self) -> None:
         for key in self._turn.own_keys:

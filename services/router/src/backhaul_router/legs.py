@@ -184,11 +184,15 @@ class Legs:
             self._running(target, handed.alone_s) as work,
             _served_after(handed.alone_s, work),
         ):
-            yield DecodeLeg(target, self._headers(turn, target, headers), body)
+            yield DecodeLeg(target, work, self._headers(turn, target, headers), body)
 
     def taken(self, turn: Turn) -> None:
         """Somebody else has been given a decode leg to send."""
         self._sent(turn)
+
+    def streamed_elsewhere(self, turn: Turn, handed: HandedOver, leg: DecodeLeg, *, first_s: float) -> None:
+        """Learns from a stream that somebody else has sent, whose first byte came ``first_s`` after its request."""
+        self._learn_decode(turn, handed, first_s=first_s, served_s=leg.work.served_in(first_s))
 
     def _decode_request(self, turn: Turn, handed: HandedOver) -> bytes:
         """Returns the body of a decode leg."""
@@ -217,10 +221,10 @@ class Legs:
             turn.response_key = response_key(turn.response_id)
         return (*turn.keys.label, turn.response_key) if turn.response_key else turn.keys.label
 
-    def _learn_decode(self, turn: Turn, handed: HandedOver, *, first_s: float, served_s: float) -> None:
+    def _learn_decode(self, turn: Turn, handed: HandedOver, *, first_s: float, served_s: float | None) -> None:
         if handed.params is not None:
             self._learning.decoded(handed.plan.decode, turn.demand, seconds=first_s)
-        else:
+        elif served_s is not None:
             self._learning.appended(handed.plan.decode, turn.demand, seconds=served_s)
 
     def _source_there(self, handed: HandedOver) -> AbstractAsyncContextManager[None]:

@@ -33,6 +33,7 @@ class Work:
         """``expected_s`` 0: it does not queue."""
         self.expected_s = expected_s
         own = len(queue.works) + 1
+        self._first = own == 1
         self._share = own / (own + others)
         self._monotonic = monotonic
         self._queue = queue
@@ -54,6 +55,15 @@ class Work:
                 self._served_s = now - self._sent_at
             self._queue.leave(self, now, served=True)
         return self._served_s
+
+    def served_in(self, seconds: float) -> float | None:
+        """Returns how long it was served if its first byte came ``seconds`` after it was sent; None when it queued.
+
+        For legs that somebody else sees, who tells afterwards.
+        """
+        if not self.expected_s:
+            return seconds
+        return self._share * seconds if self._first else None
 
     def ended(self) -> None:
         """It is over, served or not."""

@@ -1,0 +1,152 @@
+"""A gateway in front of one endpoint picker, which does for each request what Envoy does with deploy/envoy/envoy.yaml.
+
+The tests in tests/e2e/envoy have a real one do the same.
+"""
+
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import grpc
+
+from backhaul.envoy.v3 import access_log_pb2, access_log_pb2_grpc, ext_proc_pb2_grpc
+from backhaul.envoy.v3 import ext_proc_pb2 as pb
+from backhaul_common.grpc_client import open_channel
+from tests.fakes.router_stack import CHAT, Got, chat_body
+
+_BUFFERED = pb.ProtocolConfiguration(request_body_mode=pb.BUFFERED, response_body_mode=pb.NONE)
+_REQUEST = {":method": "POST", ":path": CHAT, "content-type": "application/json"}
+_REFUSED = "upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_111}"
+_RESET = "upstream_reset_before_response_started{connection_termination}"
+
+
+class RefusalError(Exception):
+    """The picker has answered in place of an engine."""
+
+    def __init__(self, got: Got) -> None:
+        super().__init__(got.status)
+        self.got = got
+
+
+@dataclass
+class Answer:
+    """An engine's, or the gateway's own."""
+
+    status: int
+    headers: dict[str, str]
+    details: str
+    body: aiohttp.StreamReader | None = None
+
+
+class FakeGateway:
+    """Sends chat turns; an async context manager."""
+
+    def __init__(self, picker: str) -> None:
+        """``picker``: host:port."""
+        self._channel = open_channel(picker)
+        self._client = aiohttp.ClientSession()
+        self.metadata: dict[str, dict[str, Any]] = {}
+        """What it says of each request, by namespace."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._client.close()
+        await self._channel.close()
+
+    async def chat(self, *contents: str, **fields: Any) -> Got:
+        """Sends a chat turn and reads the whole answer. Raises ClientPayloadError when the engine breaks it off."""
+        call = ext_proc_pb2_grpc.ExternalProcessorStub(self._channel).Process()
+        try:
+            return await self._turn(call, json.dumps(chat_body(*contents, **fields)).encode())
+        except RefusalError as refusal:
+            return refusal.got
+        finally:
+            # As Envoy does, whatever has happened.
+            call.cancel()
+
+    async def log_broken(self, node_id: str) -> None:
+        """Says in its access log that an engine broke off an answer."""
+        entry = access_log_pb2.HTTPAccessLogEntry()
+        entry.common_properties.metadata.filter_metadata["envoy.lb"].update({"backhaul-node": node_id})
+        logs = access_log_pb2.StreamAccessLogsMessage.HTTPAccessLogEntries(log_entry=[entry])
+        call = access_log_pb2_grpc.AccessLogServiceStub(self._channel).StreamAccessLogs()
+        await call.write(access_log_pb2.StreamAccessLogsMessage(http_logs=logs))
+        await call.done_writing()
+        await call
+
+    async def _turn(self, call: Any, body: bytes) -> Got:
+        await self._ask(call, request_headers=pb.HttpHeaders(headers=_map_of(_REQUEST)))
+        leg = await self._ask(call, request_body=pb.HttpBody(body=body, end_of_stream=True))
+        began = time.monotonic()
+        async with self._sent(leg) as answer:
+            head = await self._ask(
+                call,
+                answer.details,
+                response_headers=pb.HttpHeaders(headers=_map_of({":status": str(answer.status), **answer.headers})),
+            )
+            change = head.response_headers.response
+            if change.status == pb.CommonResponse.CONTINUE_AND_REPLACE:
+                headers = _changed(change)
+                return Got(int(headers[":status"]), headers, change.body_mutation.body)
+            assert answer.body is not None
+            first = await answer.body.readany()
+            first_us = round(1e6 * (time.monotonic() - began))
+            got = first + await answer.body.read()
+        if head.mode_override.response_body_mode == pb.BUFFERED:
+            whole = await self._ask(call, response_body=pb.HttpBody(body=got))
+            got = whole.response_body.response.body_mutation.body
+        trailers = _map_of({"x-backhaul-first-byte-us": str(first_us)})
+        await self._ask(call, response_trailers=pb.HttpTrailers(trailers=trailers))
+        return Got(answer.status, {**answer.headers, **_changed(change)}, got)
+
+    async def _ask(self, call: Any, details: str = "", **step: Any) -> pb.ProcessingResponse:
+        message = pb.ProcessingRequest(**step, protocol_config=_BUFFERED)
+        for namespace, values in self.metadata.items():
+            message.metadata_context.filter_metadata[namespace].update(values)
+        if details:
+            message.attributes["envoy.filters.http.ext_proc"].update({"response.code_details": details})
+        await call.write(message)
+        response = await call.read()
+        assert response is not grpc.aio.EOF, "the picker ended its stream"
+        assert isinstance(response, pb.ProcessingResponse)
+        if response.HasField("immediate_response"):
+            refused = response.immediate_response
+            raise RefusalError(Got(refused.status.code, _set_by(refused.headers), refused.body))
+        return response
+
+    @asynccontextmanager
+    async def _sent(self, leg: pb.ProcessingResponse) -> AsyncIterator[Answer]:
+        """Sends a decode leg where the picker says."""
+        to = leg.dynamic_metadata.fields["envoy.lb"].struct_value.fields["x-gateway-destination-endpoint"].string_value
+        change = leg.request_body.response
+        try:
+            async with self._client.post(
+                f"http://{to}{CHAT}", data=change.body_mutation.body, headers=_changed(change)
+            ) as answer:
+                headers = {name.lower(): value for name, value in answer.headers.items()}
+                yield Answer(answer.status, headers, "via_upstream", answer.content)
+        except aiohttp.ClientConnectorError:
+            yield Answer(503, {}, _REFUSED)
+        except aiohttp.ServerDisconnectedError:
+            yield Answer(503, {}, _RESET)
+
+
+def _map_of(headers: Mapping[str, str]) -> pb.HeaderMap:
+    return pb.HeaderMap(headers=[pb.HeaderValue(key=name, raw_value=value.encode()) for name, value in headers.items()])
+
+
+def _changed(change: pb.CommonResponse) -> dict[str, str]:
+    return _set_by(change.header_mutation)
+
+
+def _set_by(mutation: pb.HeaderMutation) -> dict[str, str]:
+    return {option.header.key: option.header.raw_value.decode() for option in mutation.set_headers}
