@@ -29,6 +29,13 @@ async def stack() -> AsyncIterator[RouterStack]:
         yield stack
 
 
+@pytest.fixture
+async def hasty() -> AsyncIterator[RouterStack]:
+    """Whose router does not wait long for what nobody here publishes."""
+    async with router_stack(lookup_budget_s=0.05) as stack:
+        yield stack
+
+
 def body_of(path: str, *contents: str, **fields: Any) -> dict[str, Any]:
     roles = ("user", "assistant")
     said = [{"role": roles[index % 2], "content": content} for index, content in enumerate(contents)]
@@ -125,16 +132,16 @@ async def test_what_one_engine_must_serve_goes_to_decode_alone_and_says_that_reu
 # Names of responses
 
 
-async def test_a_turn_after_a_response_goes_to_the_engine_that_keeps_it(stack: RouterStack) -> None:
-    others = [await stack.add(FakeEngine("decode")) for _ in range(2)]
-    first = json.loads((await respond(stack)).body)
-    (keeper,) = [engine for engine in (stack.decode, *others) if engine.stored]
+async def test_a_turn_after_a_response_goes_to_the_engine_that_keeps_it(hasty: RouterStack) -> None:
+    others = [await hasty.add(FakeEngine("decode")) for _ in range(2)]
+    first = json.loads((await respond(hasty)).body)
+    (keeper,) = [engine for engine in (hasty.decode, *others) if engine.stored]
 
-    second = await respond(stack, "more", previous_response_id=first["id"])
+    second = await respond(hasty, "more", previous_response_id=first["id"])
 
     assert second.status == 200
     assert keeper.legs[-1].body["previous_response_id"] == first["id"]
-    assert len(stack.prefill.legs) == 1
+    assert len(hasty.prefill.legs) == 1
     assert keeper.legs[-1].params == {"backhaul": {"scope": keeper.legs[0].params["backhaul"]["scope"],  # type: ignore[index]  # labelled
         "keys": [response_key(json.loads(second.body)["id"])], "continues": [response_key(first["id"])]}}  # fmt: skip
 
@@ -149,9 +156,9 @@ async def test_a_turn_after_a_response_appends_where_its_blocks_are_held() -> No
         assert "x-backhaul-reuse" not in got.headers
 
 
-async def test_without_blocks_the_keeper_computes_all_of_it(stack: RouterStack) -> None:
-    name = json.loads((await respond(stack, stream=False)).body)["id"]
-    got = await respond(stack, "more", previous_response_id=name)
+async def test_without_blocks_the_keeper_computes_all_of_it(hasty: RouterStack) -> None:
+    name = json.loads((await respond(hasty, stream=False)).body)["id"]
+    got = await respond(hasty, "more", previous_response_id=name)
     assert (got.status, got.route) == (200, "cold")
     assert got.miss in ("not_found", "lookup_timeout")
 
@@ -162,12 +169,12 @@ async def test_every_response_has_a_name_of_its_own_that_says_nothing(stack: Rou
     assert all(stack.decode.engine_id not in name and str(stack.decode.port) not in name for name in names)
 
 
-async def test_a_streamed_response_can_be_gone_on_from_too(stack: RouterStack) -> None:
-    events = (await respond(stack, stream=True)).body.split(b"\n\n")
+async def test_a_streamed_response_can_be_gone_on_from_too(hasty: RouterStack) -> None:
+    events = (await respond(hasty, stream=True)).body.split(b"\n\n")
     name = json.loads(events[0].split(b"data: ")[1])["response"]["id"]
-    got = await respond(stack, "more", previous_response_id=name, stream=True)
+    got = await respond(hasty, "more", previous_response_id=name, stream=True)
     assert got.status == 200
-    assert stack.decode.legs[-1].body["previous_response_id"] == name
+    assert hasty.decode.legs[-1].body["previous_response_id"] == name
 
 
 @pytest.mark.parametrize("name", ["resp_1", "", "../health", "resp_" + "0" * 64])
@@ -178,10 +185,10 @@ async def test_an_unknown_response_is_refused_and_no_engine_is_asked(stack: Rout
     assert stack.prefill.legs == stack.decode.legs == []
 
 
-async def test_an_engine_that_keeps_nothing_is_told_apart(stack: RouterStack) -> None:
-    stack.decode.stores = False
-    name = json.loads((await respond(stack)).body)["id"]
-    got = await respond(stack, "more", previous_response_id=name)
+async def test_an_engine_that_keeps_nothing_is_told_apart(hasty: RouterStack) -> None:
+    hasty.decode.stores = False
+    name = json.loads((await respond(hasty)).body)["id"]
+    got = await respond(hasty, "more", previous_response_id=name)
     error = json.loads(got.body)["error"]
     assert (got.status, error["code"]) == (404, "previous_response_not_found")
     assert "VLLM_ENABLE_RESPONSES_API_STORE" in error["message"]
