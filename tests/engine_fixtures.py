@@ -115,6 +115,7 @@ def running_real(
         lease_s=_lease_s(agents),
         num_blocks=BLOCKS,
         flags=("--max-model-len", str(MAX_MODEL_LEN)),
+        env={"VLLM_ENABLE_RESPONSES_API_STORE": "1"},
         extra_config={"kv_recompute_threshold": 1, "backhaul_min_verified": 64},
     )
     vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"].values()
@@ -146,7 +147,7 @@ def running_simulated(folder: Path, *, agents: bool = True) -> Iterator[Engines]
         connector=agents,
         ttl_s=TTL_S,
         lease_s=_lease_s(agents),
-        flags=[part for name, value in flags.items() for part in (f"--{name}", str(value))],
+        flags=["--store-responses", *(part for name, value in flags.items() for part in (f"--{name}", str(value)))],
     )
     kind = _Kind(
         place=partial(EnginePlace, python=Path(), model=Path()),

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 from aiohttp import web
 
 from backhaul_common.tls import Identity, ListenerContext
+from tests.fakes.other_forms import message_events, response_events, whole_message, whole_response
 
 Step = Callable[[web.Request, "Leg"], Awaitable[web.StreamResponse | None]]
 """Misbehaviour for one request; None goes on with the normal answer."""
@@ -87,6 +88,12 @@ class FakeEngine:
         self.handed_off: list[str] = []
         """Request ids of all hand-offs."""
         self.crashed = False
+        self.stored: dict[str, dict[str, Any]] = {}
+        """Responses that it keeps."""
+        self.stores = True
+        """Whether it keeps responses (VLLM_ENABLE_RESPONSES_API_STORE)."""
+        self.passed: list[Leg] = []
+        """Requests that are no turns, `/tokenize` aside."""
         self.chunk_gate: asyncio.Event | None = None
         """When set, the stream waits for it after its first event."""
         self.port = 0
@@ -118,6 +125,12 @@ class FakeEngine:
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/responses", self._complete)
+        app.router.add_post("/v1/messages", self._complete)
+        app.router.add_get("/v1/responses/{response_id}", self._stored)
+        for path in ("/detokenize", "/v1/messages/count_tokens", "/v1/embeddings"):
+            app.router.add_post(path, self._alone)
+        app.router.add_route("*", "/{other:.*}", self._unknown)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, shutdown_timeout=0.1, keepalive_timeout=self._keepalive_s
         )
@@ -217,6 +230,10 @@ class FakeEngine:
         self._check_unique(leg)
         if body.get("stream_options") and not body.get("stream"):
             raise RefusedError(400, "Stream options can only be defined when `stream=True`.", param="stream_options")
+        previous = body.get("previous_response_id")
+        if previous is not None and previous not in self.stored:
+            message = f"Response with id '{previous}' not found."
+            raise RefusedError(404, message, "invalid_request_error", "response_id")
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or 4096
         if body.get("min_tokens", 0) > limit:
             raise RefusedError(400, f"min_tokens must be less than or equal to max_tokens={limit}")
@@ -255,9 +272,10 @@ class FakeEngine:
 
     async def _prefill(self, leg: Leg) -> web.Response:
         body, params = leg.body, leg.params or {}
-        if body.get("stream") or (body.get("max_completion_tokens") or body.get("max_tokens")) != 1:
+        limits = (body.get(name) for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"))
+        if body.get("stream") or next(filter(None, limits), None) != 1:
             raise RefusedError(500, "a prefill engine generates one token", "InternalServerError")
-        reply = self._whole(body, "H")
+        reply = self._whole(leg, "H")
         if params.get("do_remote_decode"):
             reply["kv_transfer_params"] = self._hand_off(params)
         return web.json_response(reply)
@@ -284,13 +302,43 @@ class FakeEngine:
 
     async def _decode(self, request: web.Request, leg: Leg) -> web.StreamResponse:
         if not leg.body.get("stream"):
-            reply = self._whole(leg.body, "".join(self.text))
+            reply = self._whole(leg, "".join(self.text))
+            self._store(leg)
             if not self.connector and leg.params:
                 reply["kv_transfer_params"] = {"remote_block_ids": [[9]], "remote_host": "10.0.0.9"}
             elif not self.connector:
                 reply["kv_transfer_params"] = None
             return web.json_response(reply)
+        if leg.path == "/v1/responses":
+            self._store(leg)
+            return await self.stream(request, response_events(leg.body, self.text, self._usage), done=False)
+        if leg.path == "/v1/messages":
+            return await self.stream(request, message_events(leg.body, self.text, self._usage), done=False)
         return await self.stream(request, [event_of(piece, leg.body["model"]) for piece in self.text])
+
+    def _store(self, leg: Leg) -> None:
+        if leg.path == "/v1/responses" and self.stores and leg.body.get("store", True):
+            document = whole_response(leg.body, "".join(self.text), self._usage)
+            self.stored[document["id"]] = document
+
+    async def _stored(self, request: web.Request) -> web.Response:
+        document = self.stored.get(request.match_info["response_id"])
+        if document is None:
+            refusal = RefusedError(404, "not found", "invalid_request_error", "response_id")
+            return web.json_response(refusal.body, status=404)
+        return web.json_response(document)
+
+    async def _unknown(self, request: web.Request) -> web.Response:
+        raw = await request.read()
+        self.passed.append(Leg(request.path, {k.lower(): v for k, v in request.headers.items()}, {}, raw))
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    async def _alone(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        leg = Leg(request.path, {k.lower(): v for k, v in request.headers.items()}, json.loads(raw), raw)
+        self.passed.append(leg)
+        step = await self._steps.popleft()(request, leg) if self._steps else None
+        return step or web.json_response({"object": "list", "path": request.path})
 
     async def stream(self, request: web.Request, pieces: Sequence[bytes], *, done: bool = True) -> web.StreamResponse:
         """Sends server-sent events."""
@@ -305,21 +353,30 @@ class FakeEngine:
         await response.write_eof()
         return response
 
-    def _whole(self, body: dict[str, Any], text: str) -> dict[str, Any]:
+    @property
+    def _usage(self) -> dict[str, Any]:
+        count = len(self.tokens)
+        return {"prompt_tokens": count, "completion_tokens": 1, "total_tokens": count + 1, **self.usage}
+
+    def _whole(self, leg: Leg, text: str) -> dict[str, Any]:
+        body = leg.body
+        if leg.path == "/v1/responses":
+            return whole_response(body, text, self._usage)
+        if leg.path == "/v1/messages":
+            return whole_message(body, text, self._usage)
         chat = "messages" in body
         choices = [
             {"index": index, "finish_reason": "length"}
             | ({"message": {"role": "assistant", "content": text}} if chat else {"text": text})
             for index in range(body.get("n") or 1)
         ]
-        usage = {"prompt_tokens": len(self.tokens), "completion_tokens": 1, "total_tokens": len(self.tokens) + 1}
         return {
             "id": "x",
             "object": "chat.completion" if chat else "text_completion",
             "created": 1,
             "model": body["model"],
             "choices": choices,
-            "usage": {**usage, **self.usage},
+            "usage": self._usage,
         }
 
 

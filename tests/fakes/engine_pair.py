@@ -132,8 +132,12 @@ class Engine:
         answer = self.http.post("/v1/completions", json=body)
         leg = Leg(answer.status_code, answer.json())
         if handed := leg.body.get("kv_transfer_params"):
-            self._hand_offs.append(handed["remote_request_id"])
+            self.note_hand_off(handed["remote_request_id"])
         return leg
+
+    def note_hand_off(self, request_id: str) -> None:
+        """Takes the name of a hand-off that the engine has answered."""
+        self._hand_offs.append(request_id)
 
     def take_hand_offs(self) -> list[str]:
         """Returns, once, the names of the hand-offs that the engine answered, read or not."""

@@ -312,8 +312,8 @@ async def test_an_unknown_model(client: openai.AsyncOpenAI, stack: RouterStack) 
 
 async def test_endpoints_that_are_not_served(client: openai.AsyncOpenAI) -> None:
     asks: list[Awaitable[Any]] = [
-        client.embeddings.create(model="tiny", input="x"),
-        client.responses.create(model="tiny", input="x"),
+        client.responses.cancel("resp_1"),
+        client.batches.list(),
         client.moderations.create(input="x"),
         client.images.generate(prompt="x"),
         client.files.list(),

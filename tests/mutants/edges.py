@@ -62,14 +62,14 @@ MUTANTS = (
     ),
     Mutant(
         "stream-handles",
-        f"{_SOURCE}/core/legs.py",
+        f"{_SOURCE}/core/clean_lines.py",
         "        return line.replace(data, without_params(data))\n",
         "        return line\n",
         (f"{_EDGES}::test_no_event_carries_handles",),
     ),
     Mutant(
         "stream-handles-in-long-events",
-        f"{_SOURCE}/core/legs.py",
+        f"{_SOURCE}/core/clean_lines.py",
         "        if _PARAMS_LEFT.search(shown):\n",
         "        if False:\n",
         (f"{_UNIT}/test_legs.py::test_handles_that_cannot_be_taken_out_are_not_passed_on",),

@@ -150,6 +150,29 @@ async def test_where_handles_could_not_be_taken_out_no_engine_is_asked_for_an_an
         assert (streamed.status, len(found.stack.decode.legs)) == (200, 1)
 
 
+@pytest.mark.parametrize("change", WAYS)
+async def test_no_response_is_streamed_by_an_engine_without_the_connector(tmp_path: Path, change: Change) -> None:
+    body = json.dumps({"model": "tiny", "input": "hi", "stream": True}).encode()
+    async with front(tmp_path, change, decode=FakeEngine("decode", connector=False)) as found:
+        got = await found.send(body, path="/v1/responses")
+        assert (got.status, "connector" in error_of(got)["message"]) == (500, True)
+        assert found.stack.decode.legs == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_and_messages_pass_as_well(tmp_path: Path, stream: bool) -> None:
+    responses = {"model": "tiny", "input": "hi", "stream": stream}
+    messages = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": stream}
+    async with front(tmp_path) as found:
+        for path, body in (("/v1/responses", responses), ("/v1/messages", messages)):
+            got = await found.send(json.dumps(body).encode(), path=path)
+            assert (got.status, b"there" in got.body) == (200, True)
+        refused = await found.send(json.dumps({**messages, "max_tokens": 0}).encode(), path="/v1/messages")
+        assert (refused.status, json.loads(refused.body)["type"]) == (400, "error")
+        passed = await found.send(b"{}", path="/tokenize")
+        assert passed.status == 404
+
+
 async def test_completions_pass_as_well(tmp_path: Path) -> None:
     async with front(tmp_path) as found:
         body = json.dumps({"model": "tiny", "prompt": "hi"}).encode()

@@ -72,7 +72,7 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             "prefill-tokens-per-s": 20_000,
             "decode-step-s": 0.005,
         }
-        more = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+        more = ["--store-responses", *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
         of_prefill: EngineOf = SimulatedEngine(lease_s=LEASE_S, flags=more)
         of_decode: EngineOf = SimulatedEngine(ttl_s=TTL_S, lease_s=LEASE_S, flags=[*more, "--block-count", str(BLOCKS)])
         with Stack(_options(state, [of_prefill] * prefill, [of_decode] * decode)) as stack:
@@ -84,6 +84,7 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         flags=("--max-model-len", str(_MAX_MODEL_LEN)),
         # Whatever can be read is read, so that short answers will do.
         extra_config={"kv_recompute_threshold": 1},
+        env={"VLLM_ENABLE_RESPONSES_API_STORE": "1"},
     )
     of_decode = replace(of_prefill, ttl_s=TTL_S, num_blocks=BLOCKS)
     with Stack(replace(_options(state, [of_prefill] * prefill, [of_decode] * decode), **place)) as stack:

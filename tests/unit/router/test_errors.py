@@ -17,7 +17,7 @@ def test_every_error_has_openais_form(status: int) -> None:
 
 
 def test_an_error_inside_a_stream_is_one_event() -> None:
-    event = ApiError(502, "why").event
+    event = ApiError(502, "why").event_at("/v1/chat/completions")
     assert event.startswith(b"data: {")
     assert event.endswith(b"}\n\n")
     assert event.count(b"\n") == 2

@@ -1,11 +1,15 @@
 """What is learnt of a turn whose decode leg somebody else sends."""
 
+import json
 from collections.abc import Callable, Sequence
 
 import pytest
 
+from backhaul_router.core.body import Endpoint
 from backhaul_router.core.engines import Failure
+from backhaul_router.core.lookup import response_key
 from backhaul_router.forwarding import Forwarded
+from backhaul_router.ports import TurnRequest
 from tests.unit.router.ports import Bench, chat_request, ready
 
 LONG = "word " * 2_000
@@ -93,3 +97,22 @@ async def test_what_a_turn_leaves_is_waited_for_if_it_has_ended(tell: Callable[[
         tell(forwarded)
     await bench.chat("a", "b", "c")
     assert (len(bench.registry.lookups) > 1) is waits
+
+
+async def test_a_responses_stream_says_nothing_of_when_its_engine_began() -> None:
+    bench = Bench(nodes=ready("p1", "d1"))
+    unknown = expected(bench)
+    body = json.dumps({"model": "m", "input": LONG, "stream": True}).encode()
+    async with bench.turns.forward(TurnRequest(Endpoint.RESPONSES, body, tenant="")) as forwarded:
+        streamed(forwarded)
+    assert expected(bench) == unknown
+
+
+async def test_a_response_is_waited_for_by_its_name_too() -> None:
+    bench = Bench()
+    body = json.dumps({"model": "m", "input": "hi", "stream": True}).encode()
+    async with bench.turns.forward(TurnRequest(Endpoint.RESPONSES, body, tenant="")) as forwarded:
+        streamed(forwarded)
+        leg = json.loads(forwarded.leg.body)
+    label = leg["kv_transfer_params"]["backhaul"]
+    assert bench.fresh.missing(label["scope"], [response_key(leg["request_id"])], ())

@@ -8,15 +8,14 @@ import pytest
 
 from backhaul_connector.wire import TurnLabel
 from backhaul_router.core.body import TurnBody
+from backhaul_router.core.clean_lines import CleanLines, without_params
 from backhaul_router.core.legs import (
-    CleanLines,
     decode_body,
     hand_off,
     prefill_body,
     prompt_tokens_in,
     token_prefill_body,
     tokenize_body,
-    without_params,
 )
 from backhaul_router.core.usage import PromptUsage
 from tests.unit.router.bodies import chat, completion

@@ -80,6 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--api-key", default="", help="key that clients must bring; none by default")
     parser.add_argument(
+        "--store-responses", action="store_true", help="keep responses, as with VLLM_ENABLE_RESPONSES_API_STORE=1"
+    )
+    parser.add_argument(
         "--side-channel",
         default="127.0.0.1:5600",
         metavar="HOST:PORT",
@@ -159,6 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             port=arguments.port,
             api_key=arguments.api_key,
             context=_context(arguments) if arguments.ssl_certfile else None,
+            store=arguments.store_responses,
         )
     )
 

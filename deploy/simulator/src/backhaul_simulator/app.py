@@ -30,15 +30,17 @@ async def serve(
     port: int,
     api_key: str = "",
     context: ssl.SSLContext | None = None,
+    store: bool = False,
 ) -> int:
     """Serves until SIGTERM or SIGINT, or until an engine dies; returns the exit code.
 
-    ``of_ranks`` are the options of each rank, in their order; with a ``context`` it is HTTPS.
+    ``of_ranks`` are the options of each rank, in their order; with a ``context`` it is HTTPS. ``store`` says whether
+    responses are kept.
     """
     engines = [Engine(options, rank=rank) for rank, options in of_ranks.items()]
     options = engines[0].options
     served = Served(model=options.model, max_model_len=engines[0].max_model_len, vocabulary=options.vocabulary)
-    server = Server(engines, served, block_size=options.block_size, api_key=api_key)
+    server = Server(engines, served, block_size=options.block_size, api_key=api_key, store=store)
     tasks = [asyncio.create_task(engine.run(), name=f"engine-{engine.rank}") for engine in engines]
     runner = web.AppRunner(
         server.application(),

@@ -3,7 +3,8 @@
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
@@ -11,44 +12,104 @@ from aiohttp import web
 from backhaul_simulator.answers import Step, run
 from backhaul_simulator.engine import Engine
 from backhaul_simulator.faults import Faults, FinishError, NoParams, SlowReads
+from backhaul_simulator.messages import parse_message
 from backhaul_simulator.openai_checks import Served
 from backhaul_simulator.openai_errors import RefusedError, engine_dead, failed
-from backhaul_simulator.openai_replies import DONE, ChatReply, CompletionReply, Progress, Reply, error_event
+from backhaul_simulator.openai_replies import ChatReply, CompletionReply, Progress
 from backhaul_simulator.openai_requests import Job, parse_chat, parse_completion
 from backhaul_simulator.requests import EngineDeadError, LoadFailedError
+from backhaul_simulator.responses import ResponseStore, parse_response
 from backhaul_simulator.strikes import Strike
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Generation:
-    """Chats and completions over the ranks of one server."""
+class Reply(Protocol):
+    """How an endpoint forms its answers."""
 
-    def __init__(self, engines: Sequence[Engine], served: Served, faults: Faults) -> None:
+    def accepted(self) -> Iterator[bytes]:
+        """Events that come before anything is computed."""
+        ...
+
+    def opening(self) -> Iterator[bytes]:
+        """Events before the first token."""
+        ...
+
+    def piece(self, step: Step, *, first: bool, usage: Mapping[str, Any] | None) -> bytes:
+        """Events of a step; ``first`` of its choice."""
+        ...
+
+    def closing(self, progress: Progress) -> Iterator[bytes]:
+        """Events after the last token."""
+        ...
+
+    def failed(self, document: Mapping[str, Any]) -> Iterator[bytes]:
+        """Events of an error; ConnectionResetError breaks the stream off."""
+        ...
+
+    def whole(self, progress: Progress) -> dict[str, Any]:
+        """The document of a reply that is not streamed."""
+        ...
+
+
+class Generation:
+    """Chats and their like over the ranks of one server."""
+
+    def __init__(self, engines: Sequence[Engine], served: Served, faults: Faults, store: ResponseStore) -> None:
         self._engines = engines
         self._served = served
         self._faults = faults
+        self._store = store
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Handles ``POST /v1/chat/completions``."""
-        return await self._serve(request, parse_chat, ChatReply)
+
+        def read(raw: bytes) -> tuple[Job, Reply, str]:
+            job = parse_chat(raw, self._served)
+            request_id = _request_id("chatcmpl", request)
+            return job, ChatReply(job, reply_id=request_id, model=self._served.model, created=_now()), request_id
+
+        return await self._serve(request, read)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         """Handles ``POST /v1/completions``."""
-        return await self._serve(request, parse_completion, CompletionReply)
+
+        def read(raw: bytes) -> tuple[Job, Reply, str]:
+            job = parse_completion(raw, self._served)
+            request_id = _request_id("cmpl", request)
+            return job, CompletionReply(job, reply_id=request_id, model=self._served.model, created=_now()), request_id
+
+        return await self._serve(request, read)
+
+    async def response(self, request: web.Request) -> web.StreamResponse:
+        """Handles ``POST /v1/responses``."""
+
+        def read(raw: bytes) -> tuple[Job, Reply, str]:
+            job, reply = parse_response(raw, self._served, self._store)
+            return job, reply, f"{reply.name}_0"
+
+        return await self._serve(request, read, ranked=False)
+
+    async def message(self, request: web.Request) -> web.StreamResponse:
+        """Handles ``POST /v1/messages``."""
+
+        def read(raw: bytes) -> tuple[Job, Reply, str]:
+            job, reply = parse_message(raw, self._served)
+            reply.name = _request_id("chatcmpl", request)
+            return job, reply, reply.name
+
+        return await self._serve(request, read)
 
     async def _serve(
-        self, request: web.Request, parse: Callable[[bytes, Served], Job], kind: Callable[..., Reply]
+        self, request: web.Request, read: Callable[[bytes], tuple[Job, Reply, str]], *, ranked: bool = True
     ) -> web.StreamResponse:
+        """``ranked``: whether the endpoint takes a rank."""
         raw = await request.read()
         fault = self._faults.take(request.path, raw)
         strike = Strike(request, fault)
         await strike.before_engine()
-        job = parse(raw, self._served)
-        engine = self._pick(request.headers.get("X-data-parallel-rank"))
-        prefix = "chatcmpl" if job.chat else "cmpl"
-        request_id = f"{prefix}-{request.headers.get('X-Request-Id') or uuid.uuid4().hex}"
-        reply = kind(job, reply_id=request_id, model=self._served.model, created=int(time.time()))
+        job, reply, request_id = read(raw)
+        engine = self._pick(request.headers.get("X-data-parallel-rank") if ranked else None)
         if isinstance(fault, FinishError):
             steps = _finish_error()
         else:
@@ -75,6 +136,14 @@ class Generation:
         return min(self._engines, key=_load)
 
 
+def _request_id(prefix: str, request: web.Request) -> str:
+    return f"{prefix}-{request.headers.get('X-Request-Id') or uuid.uuid4().hex}"
+
+
+def _now() -> int:
+    return int(time.time())
+
+
 def _load(engine: Engine) -> int:
     stats = engine.stats()
     return 4 * stats.waiting + stats.running
@@ -91,10 +160,12 @@ async def _finished(job: Job, steps: AsyncIterator[Step]) -> Progress:
 
 
 async def _events(job: Job, reply: Reply, steps: AsyncIterator[Step]) -> AsyncGenerator[bytes]:
-    """Yields a stream's events; what fails becomes one (``chat_completion_stream_generator``)."""
+    """Yields a stream's events; what fails becomes one. Raises ConnectionResetError when it is to be broken off."""
     progress = Progress(job)
     begun: set[int] = set()
     opened = False
+    for event in reply.accepted():
+        yield event
     try:
         async for step in steps:
             if not opened:
@@ -105,15 +176,15 @@ async def _events(job: Job, reply: Reply, steps: AsyncIterator[Step]) -> AsyncGe
             usage = progress.usage() if job.continuous_usage else None
             yield reply.piece(step, first=step.choice not in begun, usage=usage)
             begun.add(step.choice)
-        if job.usage:
-            yield reply.ending(progress.usage())
+        for event in reply.closing(progress):
+            yield event
     except Exception as error:  # noqa: BLE001  # whatever fails, the client is told in the stream
         if isinstance(error, LoadFailedError) and not opened:
             # To vLLM's server this is an output with the finish reason "error", and the first output brings the role.
             for event in reply.opening():
                 yield event
-        yield error_event(_refusal(error).document)
-    yield DONE
+        for event in reply.failed(_refusal(error).document):
+            yield event
 
 
 async def _stream(request: web.Request, events: AsyncGenerator[bytes], strike: Strike) -> web.StreamResponse:
@@ -121,10 +192,16 @@ async def _stream(request: web.Request, events: AsyncGenerator[bytes], strike: S
     await response.prepare(request)
     count = 0
     async with contextlib.aclosing(events):
-        async for event in events:
-            await response.write(event)
-            count += 1
-            await strike.after_events(count)
+        try:
+            async for event in events:
+                if event:
+                    await response.write(event)
+                count += 1
+                await strike.after_events(count)
+        except ConnectionResetError:
+            if request.transport is not None:
+                request.transport.close()
+            raise
     await response.write_eof()
     await strike.after_stream()
     return response

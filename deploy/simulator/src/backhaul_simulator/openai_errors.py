@@ -2,6 +2,8 @@
 
 from typing import Any
 
+_MALFORMED = "Bad Request"
+
 
 class RefusedError(Exception):
     """The server answers with an error."""
@@ -11,14 +13,24 @@ class RefusedError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        self._kind = kind
         self.document: dict[str, Any] = {
             "error": {"message": message, "type": kind, "param": param, "code": status},
         }
 
+    def document_at(self, path: str) -> dict[str, Any]:
+        """Returns it as it is said at a path.
+
+        ``/v1/messages`` translates what its handler refuses, not what comes before that (``anthropic/api_router.py``).
+        """
+        if not path.startswith("/v1/messages") or self._kind == _MALFORMED:
+            return self.document
+        return {"type": "error", "error": {"type": self._kind, "message": str(self)}}
+
 
 def malformed(message: str, param: str | None) -> RefusedError:
     """Returns the error for a body whose fields have the wrong types (``handlers/validation.py``)."""
-    return RefusedError(f"1 validation error:\n  {message}", kind="Bad Request", param=param)
+    return RefusedError(f"1 validation error:\n  {message}", kind=_MALFORMED, param=param)
 
 
 def not_valid(message: str, param: str | None = None, value: object = None) -> RefusedError:

@@ -67,13 +67,39 @@ class Progress:
         }
 
 
-class ChatReply:
+class _DoneReply:
+    """What streams of chats and completions share."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def accepted(self) -> Iterator[bytes]:
+        """Yields nothing: nothing is said before something is computed."""
+        yield from ()
+
+    def closing(self, progress: Progress) -> Iterator[bytes]:
+        """Yields the events after the last token."""
+        if self._job.usage:
+            yield self.ending(progress.usage())
+        yield DONE
+
+    def failed(self, document: Mapping[str, Any]) -> Iterator[bytes]:
+        """Yields the events of an error (``chat_completion_stream_generator``)."""
+        yield _event(document)
+        yield DONE
+
+    def ending(self, usage: Mapping[str, Any]) -> bytes:
+        """Returns the event with the usage."""
+        raise NotImplementedError
+
+
+class ChatReply(_DoneReply):
     """Reply to ``/v1/chat/completions``."""
 
     prefix = "chatcmpl"
 
     def __init__(self, job: Job, *, reply_id: str, model: str, created: int) -> None:
-        self._job = job
+        super().__init__(job)
         self._head = {"id": reply_id, "created": created, "model": model}
         self._calls = [f"chatcmpl-tool-{uuid.uuid4().hex}" for _ in range(job.choices)] if job.forced_tool else []
 
@@ -169,13 +195,13 @@ class ChatReply:
         return _event({**self._head, "object": "chat.completion.chunk", "choices": choices, **more})
 
 
-class CompletionReply:
+class CompletionReply(_DoneReply):
     """Reply to ``/v1/completions``."""
 
     prefix = "cmpl"
 
     def __init__(self, job: Job, *, reply_id: str, model: str, created: int) -> None:
-        self._job = job
+        super().__init__(job)
         self._head = {"id": reply_id, "object": "text_completion", "created": created, "model": model}
 
     def opening(self) -> Iterator[bytes]:
@@ -238,12 +264,9 @@ class CompletionReply:
         }
 
 
-Reply = ChatReply | CompletionReply
-
-
-def error_event(document: Mapping[str, Any]) -> bytes:
-    """Returns an error inside a stream."""
-    return _event(document)
+def named_event(document: Mapping[str, Any]) -> bytes:
+    """Returns an event that is named after its type."""
+    return b"event: " + str(document["type"]).encode() + b"\n" + _event(document)
 
 
 def _event(document: Mapping[str, Any]) -> bytes:

@@ -74,7 +74,11 @@ class Job:
 
 def parse_chat(raw: bytes, served: Served) -> Job:
     """Reads the body of ``/v1/chat/completions``. Raises RefusedError with what vLLM answers to a bad one."""
-    body = parse(raw, Chat)
+    return chat_job(parse(raw, Chat), served)
+
+
+def chat_job(body: Chat, served: Served) -> Job:
+    """Returns the job of a chat. Raises RefusedError."""
     check_body(body, served)
     check_chat(body)
     params = body.kv_transfer_params
@@ -125,6 +129,12 @@ def parse_tokenize(raw: bytes, served: Served) -> list[int]:
     chat = parse(raw, ChatToTokenize)
     check_model(chat.model, served)
     return _chat_tokens(chat, served, chat.chat_template_kwargs or {})
+
+
+def chat_tokens(body: Chat, served: Served) -> list[int]:
+    """Returns the tokens of a chat's prompt. Raises RefusedError."""
+    check_model(body.model, served)
+    return _chat_tokens(body, served, _extras(body))
 
 
 def parse_detokenize(raw: bytes, served: Served) -> str:

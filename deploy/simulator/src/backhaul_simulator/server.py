@@ -11,10 +11,12 @@ from aiohttp import web
 from backhaul_simulator.engine import Engine
 from backhaul_simulator.faults import Faults
 from backhaul_simulator.generation import Generation
+from backhaul_simulator.messages import count_tokens
 from backhaul_simulator.metrics import CONTENT_TYPE, Sample, engine_samples, exposition, ledger_samples
 from backhaul_simulator.openai_checks import Served
 from backhaul_simulator.openai_errors import RefusedError, malformed
 from backhaul_simulator.openai_requests import parse_detokenize, parse_tokenize
+from backhaul_simulator.responses import ResponseStore
 from backhaul_simulator.strikes import Strike
 
 _log = logging.getLogger(__name__)
@@ -27,19 +29,22 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Server:
     """One server over one engine per rank."""
 
-    def __init__(self, engines: Sequence[Engine], served: Served, *, block_size: int, api_key: str = "") -> None:
+    def __init__(
+        self, engines: Sequence[Engine], served: Served, *, block_size: int, api_key: str = "", store: bool = False
+    ) -> None:
         self._engines = engines
         self._served = served
         self._block_size = block_size
         self._api_key = api_key
         self._faults = Faults()
+        self._store = ResponseStore(enabled=store)
         self._created = int(time.time())
         self.healthy = True
         """Whether the engines live."""
 
     def application(self) -> web.Application:
         """Returns the routes."""
-        generation = Generation(self._engines, self._served, self._faults)
+        generation = Generation(self._engines, self._served, self._faults, self._store)
         # No limit on bodies, like vLLM.
         app = web.Application(client_max_size=0, middlewares=[self._guard])
         app.router.add_get("/health", self._health)
@@ -48,6 +53,10 @@ class Server:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", generation.chat)
         app.router.add_post("/v1/completions", generation.completion)
+        app.router.add_post("/v1/responses", generation.response)
+        app.router.add_get("/v1/responses/{response_id}", self._response)
+        app.router.add_post("/v1/messages", generation.message)
+        app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/detokenize", self._detokenize)
         app.router.add_post("/reset_prefix_cache", self._reset_prefix_cache)
@@ -67,7 +76,7 @@ class Server:
                 raise malformed("Unsupported Media Type: Only 'application/json' is allowed", None)
             return await handler(request)
         except RefusedError as refusal:
-            return web.json_response(refusal.document, status=refusal.status)
+            return web.json_response(refusal.document_at(request.path), status=refusal.status)
         except web.HTTPException as error:
             # What FastAPI says of a path or a method that it does not know.
             return web.json_response({"detail": error.reason}, status=error.status)
@@ -106,6 +115,13 @@ class Server:
         limit = self._served.max_model_len
         return web.json_response({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": None})
 
+    async def _response(self, request: web.Request) -> web.Response:
+        return web.json_response(self._store.document(request.match_info["response_id"]))
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        count = count_tokens(await request.read(), self._served)
+        return web.json_response({"input_tokens": count, "context_management": {"original_input_tokens": count}})
+
     async def _detokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"prompt": parse_detokenize(await request.read(), self._served)})
 
@@ -142,4 +158,14 @@ class Server:
         return web.json_response(self._faults.left())
 
 
-_JSON_ONLY = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"})
+_JSON_ONLY = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/tokenize",
+        "/detokenize",
+    }
+)

@@ -75,6 +75,14 @@ def encode_chat(
     return tokens
 
 
+def text_of_parts(parts: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the text of a response's parts. Raises MediaError for one that is no text."""
+    for part in parts:
+        if not isinstance(part.get("text", part.get("refusal")), str):
+            raise MediaError(f"At most 0 {part.get('type')}(s) may be provided in one prompt.")
+    return "\n".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
+
+
 def _id(word: str, vocabulary: int) -> int:
     if word[0] == "t" and word[1:].isascii() and word[1:].isdigit():
         token = int(word[1:])

@@ -1,17 +1,21 @@
 """From the decode engine's answer to the client's."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
-from backhaul_router.core.body import TurnBody
+from backhaul_router.core import responses
+from backhaul_router.core.body import Endpoint, TurnBody
+from backhaul_router.core.clean_lines import CleanLines, longest_line, without_params
 from backhaul_router.core.engines import EngineError, Failure
-from backhaul_router.core.errors import ApiError
+from backhaul_router.core.errors import ApiError, engine_answer
 from backhaul_router.core.fresh import FreshKeys
-from backhaul_router.core.legs import CleanLines, without_params
 from backhaul_router.core.sse import WholeLines, is_events
 from backhaul_router.core.turn import Outcome
 from backhaul_router.core.usage import PromptUsage, UsageLines, with_prompt
 from backhaul_router.ports import Answer, Stream
+
+_COUNTING = (Endpoint.RESPONSES, Endpoint.MESSAGES)
+"""Streams that say what was used without being asked."""
 
 
 async def whole_of(stream: Stream) -> bytes | None:
@@ -32,10 +36,12 @@ def answer_to(
     status = stream.status
     if status >= 400:
         outcome.result = "refused" if status < 500 else "failed"
-    headers = {**_passed_on(stream.headers), **outcome.headers}
+    headers = {**passed_on(stream.headers), **outcome.headers}
     if body is None:
-        counted = (request.fields.get("stream_options") or {}).get("include_usage")
-        return Answer(status, headers, outcome, None, Checked(stream, prompt if counted else None))
+        counted = request.endpoint in _COUNTING or (request.fields.get("stream_options") or {}).get("include_usage")
+        return Answer(status, headers, outcome, None, Checked(stream, prompt if counted else None, request.endpoint))
+    if status == 404 and request.previous_response_id and engine_answer(status, body, {}).param == "response_id":
+        return Answer(status, headers, outcome, responses.not_kept(at_engine=True).body, None)
     return Answer(status, headers, outcome, whole_answer(body, prompt), None)
 
 
@@ -57,10 +63,10 @@ class Checked:
     An engine's stream that ends without saying so is broken: a connection that closes looks like an end.
     """
 
-    def __init__(self, stream: Stream, prompt: PromptUsage | None) -> None:
+    def __init__(self, stream: Stream, prompt: PromptUsage | None, endpoint: Endpoint = Endpoint.CHAT) -> None:
         self._stream = stream
-        self._lines = CleanLines()
-        self._usage = UsageLines(prompt) if prompt else None
+        self._lines = CleanLines(endpoint)
+        self._usage = UsageLines(prompt, longest_line(endpoint)) if prompt else None
         self.status = stream.status
         self.headers = stream.headers
         self.complete = False
@@ -93,8 +99,8 @@ class Checked:
         return self._usage.feed(lines) + (self._usage.rest() if chunk is None else b"")
 
 
-async def with_error_event(stream: Stream) -> AsyncGenerator[bytes]:
-    """Yields a stream of events in whole lines; one that breaks ends with an error event."""
+async def with_error_event(stream: Stream, path: str) -> AsyncGenerator[bytes]:
+    """Yields a stream of events in whole lines; one that breaks ends with an error event, of the form at ``path``."""
     lines, sent = WholeLines(), b""
     try:
         async with aclosing(stream.chunks()) as chunks:
@@ -106,34 +112,34 @@ async def with_error_event(stream: Stream) -> AsyncGenerator[bytes]:
     except EngineError as error:
         # A blank line ends what was sent of the event before.
         apart = b"" if sent.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
-        last = apart + error.as_api_error("decode").event
+        last = apart + error.as_api_error("decode").event_at(path)
     if last:
         yield last
 
 
 class Labelled:
-    """Remembers a turn's key while its answer goes out, and for a moment after; forgets it when it breaks."""
+    """Remembers a turn's keys while its answer goes out, and for a moment after; forgets them when it breaks."""
 
-    def __init__(self, fresh: FreshKeys, scope: str, key: str, outcome: Outcome, stream: Stream) -> None:
+    def __init__(self, fresh: FreshKeys, scope: str, keys: Sequence[str], outcome: Outcome, stream: Stream) -> None:
         self._fresh = fresh
         self._scope = scope
-        self._key = key
+        self._keys = keys
         self._outcome = outcome
         self._stream = stream
 
     def __enter__(self) -> None:
-        if self._key:
-            self._fresh.note(self._scope, self._key)
+        for key in self._keys:
+            self._fresh.note(self._scope, key)
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: object, traceback: object) -> None:
         if exc_type is None and not self._stream.complete:
             self._outcome.result = "broken"
-        if self._key:
-            renew = self._fresh.note if self._stream.complete else self._fresh.forget
-            renew(self._scope, self._key)
+        renew = self._fresh.note if self._stream.complete else self._fresh.forget
+        for key in self._keys:
+            renew(self._scope, key)
 
 
-def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
     """Returns the headers of an engine's answer that mean something to the client."""
     lower = {name.lower(): value for name, value in headers.items()}
     return {

@@ -49,6 +49,7 @@ from backhaul_router.observing import TurnObserver, observe_nodes
 from backhaul_router.open_files import allow_open_files
 from backhaul_router.orphans import watch_orphans
 from backhaul_router.owner_client import OwnerClient
+from backhaul_router.passing import Passing
 from backhaul_router.planned_turns import PlannedTurns
 from backhaul_router.ports import Policy
 from backhaul_router.prompt_tokens import PromptTokens
@@ -199,6 +200,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             registry=registry, owner=owner, table=table, tenants=tenants, scopes=scopes, clock=clock
         )
         models = Models(engines, table)
+        passing = Passing(engines=engines, table=table, planner=routing.planner, live=routing.live, scopes=scopes)
         admission = Admission(
             turns=TurnQueue(max_turns=config.max_turns, max_queued=config.max_queued, limits=tenants.limits),
             queue_timeout_s=config.queue_timeout_s,
@@ -210,6 +212,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             turns=turns,
             conversations=conversations,
             models=models,
+            passing=passing,
             readiness=readiness,
             admission=admission,
             limits=_client_limits(config),

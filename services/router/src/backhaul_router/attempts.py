@@ -227,7 +227,8 @@ class Attempts:
 
     def _others(self, turn: Turn, role: Role) -> bool:
         """Tells whether a role has ready nodes besides those that failed this turn."""
-        return any(node.node_id not in turn.tried for node in self._table.ready(role, turn.body.model))
+        able = [node for node in self._table.ready(role, turn.body.model) if node.node_id not in turn.tried]
+        return any(role is Role.PREFILL or turn.demand.admits(node) for node in able)
 
     def _note(self, turn: Turn, node: Node, failure: Failure) -> None:
         turn.tried.add(node.node_id)

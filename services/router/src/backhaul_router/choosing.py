@@ -9,6 +9,7 @@ from backhaul_router.core import misses
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.routing.demand import Demand, Held, Prefix
 from backhaul_router.core.routing.planner import Plan, Planner, Planning
+from backhaul_router.core.routing.target import Target
 from backhaul_router.core.routing.tokens import TokenRates
 from backhaul_router.core.turn import Route
 from backhaul_router.explaining import TurnExplanation
@@ -56,6 +57,7 @@ class Chooser:
         """Returns what a turn can reuse."""
         miss = _no_lookup(turn, reuse)
         if miss:
+            turn.outcome.reuse = miss not in misses.WITHOUT_REUSE
             return Found(miss)
         return await self._lookups.find(
             turn.body, scope=turn.scope, keys=turn.keys, headers=turn.engine_headers, trace=turn.trace
@@ -67,8 +69,8 @@ class Chooser:
         token_count = turn.given_tokens or self._rates.estimate(model, turn.byte_count)
         held = None
         if found.pointer is not None and found.holder is not None:
-            held = Held(found.holder, found.pointer.token_count, found.proved)
-            if turn.body.endpoint is Endpoint.CHAT:
+            held = Held(found.holder, found.pointer.token_count, found.proved and _reachable(turn, found.holder))
+            if turn.body.endpoint is not Endpoint.COMPLETIONS:
                 # What is held has been counted, so that only the length of the rest is estimated.
                 token_count = held.token_count + self._rates.estimate(model, keys.new_byte_count(found.pointer.key))
         per_byte = token_count / max(1, turn.byte_count)
@@ -83,7 +85,9 @@ class Chooser:
         """Returns the ways of a turn."""
         explanation = turn.explanation
         legs = None if explanation is None else explanation.legs
-        if turn.alone:
+        if turn.keys.previous:
+            planning = self._planner.at_keeper(turn.demand, legs)
+        elif turn.alone:
             alone = self._planner.alone(turn.demand, legs)
             planning = Planning(alone, (alone,) if alone else ())
         else:
@@ -102,7 +106,7 @@ class Chooser:
     async def _do_without(self, turn: Turn, found: Found, miss: str, plan: Plan | None) -> None:
         """Nothing is claimed: what is merely cached may do, or the turn is cold."""
         turn.outcome.cold(miss)
-        if found.cached and miss in misses.SECOND_CHANCE:
+        if found.cached and miss in misses.SECOND_CHANCE and not turn.alone:
             chance = await self._second_chances.harvest_for(
                 turn.body,
                 found.cached,
@@ -116,17 +120,28 @@ class Chooser:
                 turn.read(chance.plan, chance.warm)
                 return
             turn.outcome.cold(chance or miss)
-        if plan is None:
+        if plan is None and not turn.alone:
             turn.demand = replace(turn.demand, held=None)
             plan = self._planner.cold(turn.demand).chosen
         turn.plan = plan
 
 
 def _no_lookup(turn: Turn, reuse: bool) -> str:
-    if turn.alone:
+    if turn.alone and not turn.body.previous_response_id:
         return misses.UNSUPPORTED_REQUEST
     if not reuse:
         return misses.REUSE_OFF
-    if not turn.keys.label:
+    if turn.alone and not turn.keys.previous:
+        return misses.UNSUPPORTED_REQUEST
+    if not turn.retains:
         return misses.NO_KEYS
     return "" if turn.keys.find else misses.FIRST_TURN
+
+
+def _reachable(turn: Turn, holder: Target) -> bool:
+    """Tells whether a turn can be sent to this very engine.
+
+    vLLM's `/v1/responses` takes no rank: on a server with several engines, any of them gets it
+    (`entrypoints/openai/responses/serving.py`, ``_generate_with_builtin_tools``).
+    """
+    return turn.body.endpoint is not Endpoint.RESPONSES or len(holder.node.engines) == 1

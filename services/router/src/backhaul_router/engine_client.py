@@ -160,6 +160,10 @@ class EngineClient:
         request = self._whole("POST", url, body, headers, limit, pooled=not again, on_sent=note_sent)
         return await self._late.reply(request, late, sent=sent.is_set)
 
+    async def ask(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
+        """Runs a request that is no leg, within the time of a prefill leg. Raises EngineError."""
+        return await self._whole(method, url, body, headers, self._timeouts.prefill_s)
+
     async def tokenize(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> list[int]:
         """Returns the token ids of a prompt. Raises EngineError; an empty list means that the engine refused."""
         reply = await self._whole("POST", url, body, headers, min(timeout_s, _TOKENIZE_TIMEOUT_S))
@@ -289,6 +293,16 @@ async def _opening(response: aiohttp.ClientResponse) -> bytes:
     if response.status != 200 or not is_events(response.headers):
         return first
     shown = opening_of(first)
+    while shown is Opening.ACCEPTED:
+        try:
+            more = await response.content.readany()
+        except aiohttp.ClientPayloadError as error:
+            # vLLM cuts off a stream whose request failed (`responses/serving.py`, ``responses_stream_generator``).
+            raise EngineError(Failure.ABANDONED) from error
+        if not more:
+            raise EngineError(Failure.ABANDONED)
+        first += more
+        shown = opening_of(first)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_OPENING_S):
             while shown is Opening.UNDECIDED and (more := await response.content.readany()):

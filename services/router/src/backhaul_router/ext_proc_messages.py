@@ -135,14 +135,15 @@ def answer_head(headers: pb.HeaderMutation, *, whole: bool) -> pb.ProcessingResp
     return response
 
 
-def replacement(error: ApiError, request_id: str) -> pb.ProcessingResponse:
+def replacement(error: ApiError, request_id: str, path: str) -> pb.ProcessingResponse:
     """Returns the answer to the headers of an answer of the gateway's own, which becomes this one."""
+    body = error.body_at(path)
     response = pb.CommonResponse(
         status=pb.CommonResponse.CONTINUE_AND_REPLACE,
         header_mutation=mutation(
-            {":status": str(error.status), **_of_error(error, request_id), "content-length": str(len(error.body))}
+            {":status": str(error.status), **_of_error(error, request_id), "content-length": str(len(body))}
         ),
-        body_mutation=pb.BodyMutation(body=error.body),
+        body_mutation=pb.BodyMutation(body=body),
     )
     return pb.ProcessingResponse(response_headers=pb.HeadersResponse(response=response))
 
@@ -167,13 +168,13 @@ def same_piece(body: pb.HttpBody) -> pb.ProcessingResponse:
     return pb.ProcessingResponse(response_body=pb.BodyResponse(response=response))
 
 
-def refusal(error: ApiError, request_id: str) -> pb.ProcessingResponse:
+def refusal(error: ApiError, request_id: str, path: str) -> pb.ProcessingResponse:
     """Returns an answer to the client, in place of an engine's."""
     return pb.ProcessingResponse(
         immediate_response=pb.ImmediateResponse(
             status=pb.HttpStatus(code=error.status),
             headers=mutation(_of_error(error, request_id)),
-            body=error.body,
+            body=error.body_at(path),
             details=f"backhaul_{error.status}",
         )
     )

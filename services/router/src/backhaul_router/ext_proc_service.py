@@ -24,7 +24,7 @@ from backhaul_router.core.engines import EngineError
 from backhaul_router.core.errors import ApiError
 from backhaul_router.exchange import Exchange, GoneError
 from backhaul_router.forwarding import Forwarded
-from backhaul_router.request_headers import STREAM_HEADERS, left_s, request_id_in, turn_request
+from backhaul_router.request_headers import STREAM_HEADERS, authorization_in, left_s, request_id_in, turn_request
 from backhaul_router.turns import Turns
 
 SERVICE_NAME = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -46,6 +46,11 @@ class _Request:
     request_id: str
     trailers: bool = False
     """Whether something comes after the body."""
+
+    @property
+    def path(self) -> str:
+        """Its path, with the query if it has one."""
+        return self.headers.get(":path", "")
 
     @property
     def mode(self) -> "pb.BodySendMode.ValueType":
@@ -117,7 +122,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
                     await self._give(exchange, request, forwarded, address)
                     await self._follow(exchange, request, forwarded)
             except ApiError as error:
-                await exchange.write(messages.refusal(error, request.request_id))
+                await exchange.write(messages.refusal(error, request.request_id, request.path))
 
     # The request
 
@@ -127,13 +132,15 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         headers = request.headers
         endpoint = gateway.endpoint_of(headers, body_limit=self._body_limit_bytes)
         request.check_modes()
-        tenant = self._turns.authenticate(headers.get("authorization"))
+        tenant = self._turns.authenticate(authorization_in(headers, endpoint.value))
         async with self._admission.turn(tenant, left_s=left_s(headers)) as held:
             turn = turn_request(endpoint, headers, await self._body(exchange, request, held), tenant)
             turn = replace(turn, endpoints=messages.subset_in(request.first))
             async with self._turns.forward(turn) as forwarded:
                 if forwarded.names_hosts and not request.asks:
                     raise ApiError(500, "the gateway must send bodies BUFFERED for engines without the connector")
+                if forwarded.streams_hosts:
+                    raise ApiError(500, "engines without the connector stream no responses through a gateway")
                 yield forwarded, await _address(forwarded.endpoint)
 
     async def _body(self, exchange: Exchange, request: _Request, held: Held) -> bytes:
@@ -204,7 +211,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         told = forwarded.answered(status, failure, served=served, streams=streams, whole=whole)
         if failure is not None and own:
             error = EngineError(failure).as_api_error("decode")
-            await exchange.write(messages.replacement(error, request.request_id))
+            await exchange.write(messages.replacement(error, request.request_id, request.path))
             return False
         ours = {**told, **(STREAM_HEADERS if streams else {}), "x-request-id": request.request_id}
         removed = gateway.not_for_clients(headers.keys() - ours.keys())

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from backhaul_router.answers import whole_answer
 from backhaul_router.attempts import Attempts
+from backhaul_router.core.body import Endpoint
 from backhaul_router.core.engines import Failure
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.turn import Outcome
@@ -61,7 +62,16 @@ class Forwarded:
     @property
     def names_hosts(self) -> bool:
         """Whether the engine's answer may carry a handle: vLLM's own connector puts one into whole answers."""
-        return self._handed.params is not None and not self.leg.target.reuse and not self._turn.body.stream
+        return self._hands_back and not self._turn.body.stream
+
+    @property
+    def streams_hosts(self) -> bool:
+        """Whether an answer that is streamed may carry one: that of `/v1/responses` repeats all in its last event."""
+        return self._hands_back and self._turn.body.stream and self._turn.body.endpoint is Endpoint.RESPONSES
+
+    @property
+    def _hands_back(self) -> bool:
+        return self._handed.params is not None and not self.leg.target.reuse
 
     def taken(self) -> None:
         """Whoever sends it has it: from now on the decode engine may be reading the hand-off."""
@@ -87,7 +97,7 @@ class Forwarded:
             turn.outcome.result = "refused" if status < 500 else "failed"
         elif turn.labelled:
             # The next turn may come before this one is seen to have ended.
-            self._fresh.note(turn.scope, turn.keys.own)
+            self._note()
         explained = {} if turn.explanation is None else {HEADER: explanation_in_header(turn.explanation)}
         return {**turn.outcome.headers, **explained}
 
@@ -100,9 +110,9 @@ class Forwarded:
     def began(self, first_s: float | None = None) -> None:
         """The first byte of the answer's body came, this many seconds after it was taken; None: now.
 
-        The first call counts.
+        The first call counts. A response's says nothing: its stream begins before anything is computed.
         """
-        if self._streams and self._first_s is None:
+        if self._streams and self._first_s is None and self._turn.body.endpoint is not Endpoint.RESPONSES:
             self._first_s = self._turn.trace.elapsed_s - self._taken_s if first_s is None else first_s
             self._turn.outcome.ttft_s = self._taken_s + self._first_s
 
@@ -127,7 +137,7 @@ class Forwarded:
         if turn.outcome.result != "ok":
             return
         if turn.labelled:
-            self._fresh.note(turn.scope, turn.keys.own)
+            self._note()
         if self._first_s is not None and not self._by_other:
             self._legs.streamed_elsewhere(turn, self._handed, self.leg, first_s=self._first_s)
 
@@ -136,4 +146,9 @@ class Forwarded:
         turn = self._turn
         if turn.outcome.result == "ok":
             turn.outcome.result = "cut"
-            self._fresh.forget(turn.scope, turn.keys.own)
+            for key in turn.own_keys:
+                self._fresh.forget(turn.scope, key)
+
+    def _note(self) -> None:
+        for key in self._turn.own_keys:
+            self._fresh.note(self._turn.scope, key)

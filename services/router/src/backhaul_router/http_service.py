@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from types import TracebackType
@@ -22,11 +23,13 @@ from backhaul_router.answers import with_error_event
 from backhaul_router.conversations import Conversations, Ending, deleted_document
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.errors import ApiError, invalid
+from backhaul_router.core.passing import PASSED, RESPONSES
 from backhaul_router.http_protocol import ApiProtocol, ApiServer, BodyCutError, ClientLimits, Phase
 from backhaul_router.models import Models
+from backhaul_router.passing import PassedAnswer, Passing
 from backhaul_router.ports import Answer
 from backhaul_router.readiness import Readiness
-from backhaul_router.request_headers import STREAM_HEADERS, left_s, request_id_in, turn_request
+from backhaul_router.request_headers import STREAM_HEADERS, authorization_in, left_s, request_id_in, turn_request
 from backhaul_router.turns import Turns
 
 _BACKLOG = 1024
@@ -53,6 +56,7 @@ class HttpService:
         turns: Turns,
         conversations: Conversations,
         models: Models,
+        passing: Passing,
         readiness: Readiness,
         admission: Admission,
         limits: ClientLimits,
@@ -62,16 +66,17 @@ class HttpService:
         self._turns = turns
         self._conversations = conversations
         self._models = models
+        self._passing = passing
         self._readiness = readiness
         self._admission = admission
         self._limits = limits
         self._tls = tls
         self._routes: dict[str, tuple[str, _Handler]] = {
-            Endpoint.CHAT.value: ("POST", self._turn),
-            Endpoint.COMPLETIONS.value: ("POST", self._turn),
             "/v1/models": ("GET", self._list_models),
             "/health": ("GET", self._health),
             "/ready": ("GET", self._ready),
+            **{endpoint.value: ("POST", self._turn) for endpoint in Endpoint},
+            **dict.fromkeys(PASSED, ("POST", self._pass_on)),
         }
         self._running: set[asyncio.Task[object]] = set()
         self._api: ApiServer | None = None
@@ -142,7 +147,8 @@ class HttpService:
         try:
             return await self._dispatch(request, request_id)
         except ApiError as error:
-            response = self._json(request, error.status, error.body, {**error.headers, "x-request-id": request_id})
+            body = error.body_at(request.path)
+            response = self._json(request, error.status, body, {**error.headers, "x-request-id": request_id})
             if error.status == 408 and isinstance(request.protocol, ApiProtocol):
                 request.protocol.hang_up()
                 response.force_close()
@@ -151,7 +157,7 @@ class HttpService:
     async def _dispatch(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         method, handler = self._route(request.path)
         if handler is None:
-            raise ApiError(404, f"there is no {_printable(request.path)} here")
+            raise ApiError(404, f"there is no {_printable(request.path)} here, and it is not passed on to an engine")
         if request.method != method:
             raise ApiError(405, f"use {method}", headers={"allow": method})
         return await handler(request, request_id)
@@ -159,20 +165,46 @@ class HttpService:
     def _route(self, path: str) -> tuple[str, _Handler | None]:
         if path.startswith(_CONVERSATIONS) and path != _CONVERSATIONS:
             return "DELETE", self._end_conversation
+        if path.startswith(RESPONSES) and "/" not in path.removeprefix(RESPONSES):
+            return "GET", self._response
         return self._routes.get(path, ("", None))
 
     async def _turn(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        if request.content_type != "application/json" or "content-type" not in request.headers:
-            raise ApiError(415, "the content type must be application/json")
-        if (request.content_length or 0) > self._limits.body_bytes:
-            raise self._too_large()
+        self._check_head(request)
         headers = request.headers
-        tenant = self._turns.authenticate(headers.get("authorization"))
+        tenant = self._turns.authenticate(authorization_in(headers, request.path))
         async with self._admission.turn(tenant, left_s=left_s(headers)) as held:
             turn = turn_request(Endpoint(request.path), headers, await self._body(request, held), tenant)
             async with self._turns.run(turn) as answer:
                 send = self._stream if answer.body is None else self._whole
                 return await send(request, answer, request_id)
+
+    def _check_head(self, request: web.BaseRequest) -> None:
+        if request.content_type != "application/json" or "content-type" not in request.headers:
+            raise ApiError(415, "the content type must be application/json")
+        if (request.content_length or 0) > self._limits.body_bytes:
+            raise self._too_large()
+
+    async def _pass_on(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        self._check_head(request)
+        authorization = authorization_in(request.headers, request.path)
+        tenant = self._turns.authenticate(authorization)
+        async with self._admission.turn(tenant, left_s=left_s(request.headers)) as held:
+            body = await self._body(request, held)
+            to_engine = {**self._turns.engine_headers(authorization), "x-request-id": uuid.uuid4().hex}
+            answer = await self._passing.ask(request.path, body, tenant=tenant, headers=to_engine)
+            return await self._whole(request, answer, request_id)
+
+    async def _response(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        if request.query:
+            raise invalid("responses are not streamed again: there must be no query")
+        authorization = request.headers.get("authorization")
+        tenant = self._turns.authenticate(authorization)
+        async with self._admission.turn(tenant, left_s=left_s(request.headers)):
+            to_engine = self._turns.engine_headers(authorization)
+            name = request.path.removeprefix(RESPONSES)
+            answer = await self._passing.response(name, tenant=tenant, headers=to_engine)
+            return await self._whole(request, answer, request_id)
 
     async def _body(self, request: web.BaseRequest, held: Held) -> bytes:
         """Reads the whole body.
@@ -229,7 +261,9 @@ class HttpService:
         document = msgspec.json.encode({"ready": not problem, "reason": problem})
         return self._json(request, 503 if problem else 200, document, {"x-request-id": request_id})
 
-    async def _whole(self, request: web.BaseRequest, answer: Answer, request_id: str) -> web.StreamResponse:
+    async def _whole(
+        self, request: web.BaseRequest, answer: Answer | PassedAnswer, request_id: str
+    ) -> web.StreamResponse:
         """Sends in pieces: a slow client must not make a large answer pile up behind its connection."""
         body = memoryview(answer.body or b"")
         headers = {"content-type": "application/json", **answer.headers, "content-length": str(len(body))}
@@ -244,7 +278,7 @@ class HttpService:
         headers = {**answer.headers, **STREAM_HEADERS, "x-request-id": request_id}
         response = await self._begin(request, answer.status, headers)
         _enter(request, Phase.STREAMING)
-        async with aclosing(with_error_event(answer.stream)) as chunks:
+        async with aclosing(with_error_event(answer.stream, request.path)) as chunks:
             async for chunk in chunks:
                 await response.write(chunk)
         _enter(request, Phase.ANSWERING)

@@ -18,8 +18,10 @@ from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import engine_answer
 from backhaul_router.core.legs import HandOff, decode_body, hand_off, is_object, prefill_body, token_prefill_body
 from backhaul_router.core.load import Work
+from backhaul_router.core.lookup import response_key
 from backhaul_router.core.nodes import Node
 from backhaul_router.core.opening import failed_whole
+from backhaul_router.core.response_ids import response_id_of
 from backhaul_router.core.routing.learning import Learning
 from backhaul_router.core.routing.live import Live
 from backhaul_router.core.routing.target import Target
@@ -196,17 +198,28 @@ class Legs:
         """Returns the body of a decode leg."""
         target = handed.plan.decode
         # Without the connector nobody would see to it that blocks are retained and can be found.
-        turn.labelled = bool(turn.keys.label) and target.reuse
+        keys = self._named(turn, target)
+        turn.labelled = bool(keys) and target.reuse
         turn.outcome.handed_off = handed.params is not None
         return decode_body(
             turn.body,
             params=handed.params if handed.params is not None or not turn.labelled else {},
             scope=turn.scope,
-            keys=turn.keys.label,
+            keys=keys,
             continues=turn.keys.find,
             cache_salt=turn.cache_salt,
             labelled=target.labelled,
+            response_id=turn.response_id,
         )
+
+    def _named(self, turn: Turn, target: Target) -> tuple[str, ...]:
+        """Names a response after who gives it; returns the keys by which the next turn finds this one."""
+        turn.response_id = turn.response_key = ""
+        if turn.body.endpoint is Endpoint.RESPONSES:
+            turn.response_id = response_id_of(target.node, turn.tenant, uuid.uuid4().hex)
+        if turn.response_id and turn.retains:
+            turn.response_key = response_key(turn.response_id)
+        return (*turn.keys.label, turn.response_key) if turn.response_key else turn.keys.label
 
     def _learn_decode(self, turn: Turn, handed: HandedOver, *, first_s: float, served_s: float | None) -> None:
         if handed.params is not None:

@@ -26,7 +26,7 @@ from backhaul_router.core.lookup import TurnKeys
 from backhaul_router.core.nodes import NodeTable, Role, compatible
 from backhaul_router.core.routing.target import Target
 from backhaul_router.observing import TurnTrace
-from backhaul_router.prompt_tokens import PromptTokens
+from backhaul_router.prompt_tokens import PromptTokens, can_be_told
 from backhaul_router.warm import holder_of
 
 _log = structlog.get_logger(__name__)
@@ -119,7 +119,7 @@ class Lookups:
         retained = [pointer for pointer in distinct(pointers) if not pointer.cached]
         if not retained:
             return Found(misses.NOT_FOUND if keys.continues else misses.FIRST_TURN, cached=cached)
-        chosen = await self._choose(body, retained, headers, deadline)
+        chosen = await self._choose(body, retained, keys.newest_of(pointers), headers, deadline)
         if isinstance(chosen, str):
             return Found(chosen, cached=cached)
         pointer, holder = chosen
@@ -148,12 +148,19 @@ class Lookups:
             pause *= 2
 
     async def _choose(
-        self, body: TurnBody, candidates: Sequence[Pointer], headers: Mapping[str, str], deadline: float
+        self,
+        body: TurnBody,
+        candidates: Sequence[Pointer],
+        newest: Sequence[Pointer],
+        headers: Mapping[str, str],
+        deadline: float,
     ) -> tuple[Pointer, Target] | str:
-        """Returns a pointer and who holds what it names."""
+        """Returns a pointer and who holds what it names. ``newest``: what the latest turn left that is known."""
         held = [(pointer, holder) for pointer in candidates if (holder := holder_of(self._table, pointer))]
         if not held:
             return misses.OWNER_UNAVAILABLE
+        if not can_be_told(body):
+            held = [pair for pair in held if any(_same_set(pair[0], pointer) for pointer in newest)] or held
         if len(held) == 1:
             return held[0]
         tokens = await self._tokens_of(body, held[0][1], headers, deadline)

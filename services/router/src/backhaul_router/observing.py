@@ -32,7 +32,12 @@ _propagator = TraceContextTextMapPropagator()
 
 _ERROR_BOUNDS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 
-_OPERATIONS = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "text_completion"}
+_OPERATIONS = {
+    Endpoint.CHAT: "chat",
+    Endpoint.COMPLETIONS: "text_completion",
+    Endpoint.RESPONSES: "chat",
+    Endpoint.MESSAGES: "chat",
+}
 
 
 def context_from(carrier: dict[str, str]) -> Context:

@@ -4,10 +4,18 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from backhaul_common.clock import Clock
-from backhaul_router.core.body import TurnBody
+from backhaul_router.core.body import Endpoint, TurnBody
 from backhaul_router.core.engines import EngineError
 from backhaul_router.core.legs import prompt_tokens_in, tokenize_body
 from backhaul_router.core.nodes import Node
+
+_TOKENIZED = (Endpoint.CHAT, Endpoint.COMPLETIONS)
+"""What `/tokenize` takes (`entrypoints/serve/tokenize/protocol.py`)."""
+
+
+def can_be_told(body: TurnBody) -> bool:
+    """Tells whether there is a way to learn the tokens of such a prompt."""
+    return body.endpoint in _TOKENIZED
 
 
 class Tokenizer(Protocol):
@@ -33,6 +41,8 @@ class PromptTokens:
         given = prompt_tokens_in(body)
         if given is not None:
             return given
+        if not can_be_told(body):
+            return []
         left = deadline - self._clock.monotonic()
         if left <= 0:
             return []

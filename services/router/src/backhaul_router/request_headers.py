@@ -27,11 +27,17 @@ def turn_request(endpoint: Endpoint, headers: Mapping[str, str], body: bytes, te
         body=body,
         tenant=tenant,
         session_id=headers.get("x-session-id") or headers.get("x-conversation-id"),
-        authorization=headers.get("authorization"),
+        authorization=authorization_in(headers, endpoint.value),
         reuse=headers.get("x-backhaul-reuse", "").lower() != "off",
         explain=headers.get("x-backhaul-explain", "").lower() == "on",
         parent=context_from({name: headers[name] for name in ("traceparent", "tracestate") if name in headers}),
     )
+
+
+def authorization_in(headers: Mapping[str, str], path: str) -> str | None:
+    """Returns who asks: clients of Anthropic's endpoints bring their key in a header of its own."""
+    key = headers.get("x-api-key") if path.startswith(Endpoint.MESSAGES.value) else None
+    return headers.get("authorization") or (f"Bearer {key}" if key else None)
 
 
 def request_id_in(headers: Mapping[str, str]) -> str:

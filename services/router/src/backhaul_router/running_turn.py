@@ -20,6 +20,14 @@ from backhaul_router.observing import TurnTrace
 from backhaul_router.ports import Stream
 from backhaul_router.warm import Warm
 
+_PROMPTS = {
+    Endpoint.CHAT: "messages",
+    Endpoint.COMPLETIONS: "prompt",
+    Endpoint.RESPONSES: "input",
+    Endpoint.MESSAGES: "messages",
+}
+"""Fields that hold what is said."""
+
 
 @dataclass(slots=True)
 class Turn:
@@ -36,6 +44,12 @@ class Turn:
     trace: TurnTrace
     demand: Demand
     """What it asks of engines, as it is estimated."""
+    tenant: str = ""
+    """Whose turn it is; empty where there are no tenants."""
+    response_id: str = ""
+    """What its answer is called, where answers have names; empty while nobody is chosen to give it."""
+    response_key: str = ""
+    """The key by which a turn finds this one that names the response; empty while it has no name."""
     given_tokens: int = 0
     """Tokens of a prompt that came as tokens; 0 for any other."""
     plan: Plan | None = None
@@ -64,13 +78,22 @@ class Turn:
     @property
     def byte_count(self) -> int:
         """Text of the prompt, about."""
-        name = "messages" if self.body.endpoint is Endpoint.CHAT else "prompt"
-        return self.keys.byte_count or len(self.body.raw.get(name, b""))
+        return self.keys.byte_count or len(self.body.raw.get(_PROMPTS[self.body.endpoint], b""))
 
     @property
     def text_byte_count(self) -> int:
         """Text of a prompt that is nothing else; 0 for any other: its tokens do not go by its length."""
         return self.byte_count if not self.given_tokens and text_only(self.body) else 0
+
+    @property
+    def retains(self) -> bool:
+        """Whether a next turn is to find what this one leaves."""
+        return bool(self.keys.label or self.keys.previous)
+
+    @property
+    def own_keys(self) -> tuple[str, ...]:
+        """Keys that only a continuation of this turn has, once its decode leg is known."""
+        return tuple(filter(None, (self.keys.own, self.response_key)))
 
     @property
     def demand_now(self) -> Demand:

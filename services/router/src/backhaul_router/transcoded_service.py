@@ -100,19 +100,19 @@ class HttpApiService(http_pb2_grpc.HttpServiceServicer):
             kind = answer.headers.get("content-type", _JSON)
             with self._slow_readers.watched(context):
                 yield response(body=HttpBody(content_type=kind))
-            async with aclosing(_bytes_of(answer)) as pieces:
+            async with aclosing(_bytes_of(answer, turn.endpoint)) as pieces:
                 async for piece in pieces:
                     with self._slow_readers.watched(context):
                         yield response(body=HttpBody(content_type=kind, data=piece))
 
 
-async def _bytes_of(answer: Answer) -> AsyncGenerator[bytes]:
+async def _bytes_of(answer: Answer, endpoint: Endpoint) -> AsyncGenerator[bytes]:
     """Yields an answer's bytes. A stream that breaks ends with an error event: HTTP/1.1 has no place for a status."""
     if answer.stream is None:
         for piece in cut(answer.body or b""):
             yield piece
         return
-    async with aclosing(with_error_event(answer.stream)) as chunks:
+    async with aclosing(with_error_event(answer.stream, endpoint.value)) as chunks:
         async for chunk in chunks:
             for piece in cut(chunk):
                 yield piece

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from backhaul_router.answers import Labelled, answer_to
 from backhaul_router.attempts import Attempts
 from backhaul_router.choosing import Chooser
+from backhaul_router.core import responses
 from backhaul_router.core.body import TurnBody, parse_body
 from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import ApiError, bounded, invalid
@@ -13,7 +14,8 @@ from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.kinds import decode_alone, names_media
 from backhaul_router.core.legs import prompt_tokens_in
 from backhaul_router.core.lookup import TurnKeys, checked_session_id, keys_of
-from backhaul_router.core.nodes import NodeTable
+from backhaul_router.core.nodes import Node, NodeTable, Role
+from backhaul_router.core.response_ids import keeper_of
 from backhaul_router.core.routing.demand import Demand
 from backhaul_router.core.routing.live import Live
 from backhaul_router.core.scopes import Scopes
@@ -90,7 +92,7 @@ class Turns:
                 if turn.explanation is not None:
                     answer.headers[HEADER] = explanation_in_header(turn.explanation)
                 retained = turn.labelled and answer.status == 200
-                stream, own = answer.stream or delivery.stream, turn.keys.own if retained else ""
+                stream, own = answer.stream or delivery.stream, turn.own_keys if retained else ()
                 with Labelled(self._fresh, turn.scope, own, outcome, stream):
                     try:
                         yield answer
@@ -136,6 +138,21 @@ class Turns:
             name = bounded(model, _LONGEST_NAME)
             raise ApiError(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
 
+    def _keeper(self, body: TurnBody, tenant: str) -> Node | None:
+        """Returns who keeps the response that a turn goes on from, and so must answer; None when it names none.
+
+        Raises ApiError: 404 when nobody does, 503 when it cannot be asked now.
+        """
+        if not body.previous_response_id:
+            return None
+        node = keeper_of(body.previous_response_id, tenant, self._table)
+        if node is None:
+            raise responses.not_kept()
+        if node not in self._table.ready(Role.DECODE, body.model):
+            message = "the engine that keeps the earlier response takes no turns of this model now"
+            raise ApiError(503, message, headers={"retry-after": "1"})
+        return node
+
     @contextmanager
     def _begun(self, request: TurnRequest) -> Iterator[Turn]:
         # It may have waited, or sent its body slowly.
@@ -151,18 +168,28 @@ class Turns:
 
     def _begin(self, request: TurnRequest, body: TurnBody, outcome: Outcome, trace: TurnTrace) -> Turn:
         tenant = request.tenant
-        alone = bool(decode_alone(body))
+        impossible = bool(decode_alone(body, self._policy.keep_constraints))
         session_id = checked_session_id(request.session_id)
+        keeper = self._keeper(body, tenant)
         return Turn(
             body=body,
-            alone=alone,
+            alone=impossible or keeper is not None,
             scope=self._scopes.scope(tenant, model=body.model, client_salt=body.cache_salt),
             cache_salt=self._scopes.salt(tenant, body.cache_salt),
-            keys=keys_of(body, session_id) if request.reuse and not alone else _NO_KEYS,
+            keys=keys_of(body, session_id) if request.reuse and not impossible else _NO_KEYS,
+            tenant=tenant,
             engine_headers=self.engine_headers(request.authorization),
             outcome=outcome,
             trace=trace,
-            demand=Demand(body.model, 0, endpoints=request.endpoints),
+            demand=Demand(body.model, 0, endpoints=_admitted(request.endpoints, keeper)),
             given_tokens=len(prompt_tokens_in(body) or ()),
             explanation=TurnExplanation() if request.explain and self._policy.explain else None,
         )
+
+
+def _admitted(endpoints: frozenset[str] | None, keeper: Node | None) -> frozenset[str] | None:
+    """Returns host:port of those that may answer; None: all."""
+    if keeper is None:
+        return endpoints
+    only = frozenset({keeper.endpoint})
+    return only if endpoints is None else only & endpoints

@@ -1,12 +1,13 @@
 """The client's request body: checked once, its values kept as the bytes that came."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import msgspec
 
+from backhaul_router.core import messages, responses
 from backhaul_router.core.errors import invalid
 
 
@@ -15,6 +16,8 @@ class Endpoint(Enum):
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,11 @@ class TurnBody:
     def stream(self) -> bool:
         """Whether the client wants server-sent events."""
         return bool(self.fields.get("stream"))
+
+    @property
+    def previous_response_id(self) -> str:
+        """The response that this turn goes on from; empty for none."""
+        return str(self.fields.get("previous_response_id") or "") if self.endpoint is Endpoint.RESPONSES else ""
 
     @property
     def cache_salt(self) -> str:
@@ -64,6 +72,18 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "vllm_xargs": ((dict,), "an object"),
 }
 
+_TYPES_OF: dict[Endpoint, dict[str, tuple[tuple[type, ...], str]]] = {
+    Endpoint.RESPONSES: {
+        "max_output_tokens": ((int,), "an integer"),
+        "previous_response_id": ((str,), "a string"),
+        "instructions": ((str,), "a string"),
+        "background": ((bool,), "a boolean"),
+        "store": ((bool,), "a boolean"),
+        "text": ((dict,), "an object"),
+    },
+    Endpoint.MESSAGES: {"thinking": ((dict,), "an object"), "output_config": ((dict,), "an object")},
+}
+
 
 def parse_body(endpoint: Endpoint, data: bytes) -> TurnBody:
     """Parses and checks a body, as far as a later refusal by an engine would waste work.
@@ -74,18 +94,15 @@ def parse_body(endpoint: Endpoint, data: bytes) -> TurnBody:
         fields, raw = _decode(data), _decode_raw(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise invalid(f"the body is not a valid JSON object: {error}") from error
-    _check_types(fields)
+    _check_types(fields, {**_TYPES, **_TYPES_OF.get(endpoint, {})})
     if not isinstance(fields.get("model"), str) or not fields["model"]:
         raise invalid("you must provide a model", param="model")
-    if endpoint is Endpoint.CHAT:
-        _check_messages(fields.get("messages"))
-    else:
-        _check_prompt(fields)
+    _CHECKS[endpoint](fields)
     return TurnBody(endpoint, raw, fields)
 
 
-def _check_types(fields: Mapping[str, Any]) -> None:
-    for name, (types, wanted) in _TYPES.items():
+def _check_types(fields: Mapping[str, Any], wanted_types: Mapping[str, tuple[tuple[type, ...], str]]) -> None:
+    for name, (types, wanted) in wanted_types.items():
         value = fields.get(name)
         # A boolean is an int for Python, but not for the API.
         if value is not None and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types)):
@@ -94,7 +111,8 @@ def _check_types(fields: Mapping[str, Any]) -> None:
         raise invalid("'stream_options' needs 'stream': true", param="stream_options")
 
 
-def _check_messages(messages: object) -> None:
+def _check_messages(fields: Mapping[str, Any]) -> None:
+    messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid("'messages' must be a non-empty array", param="messages")
     for index, message in enumerate(messages):
@@ -109,3 +127,11 @@ def _check_prompt(fields: Mapping[str, Any]) -> None:
         return
     if not isinstance(fields.get("prompt"), str | list) or not fields["prompt"]:
         raise invalid("'prompt' must be a non-empty string or array", param="prompt")
+
+
+_CHECKS: dict[Endpoint, Callable[[Mapping[str, Any]], None]] = {
+    Endpoint.CHAT: _check_messages,
+    Endpoint.COMPLETIONS: _check_prompt,
+    Endpoint.RESPONSES: responses.check,
+    Endpoint.MESSAGES: messages.check,
+}

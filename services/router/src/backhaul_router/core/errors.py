@@ -11,6 +11,8 @@ MAX_MESSAGE = 4_000
 _MAX_NAME = 200
 """The same for type, param and code."""
 
+_RESPONSES, _MESSAGES = "/v1/responses", "/v1/messages"
+
 _GENERIC = {
     400: ("invalid_request_error", "invalid_request"),
     401: ("authentication_error", "invalid_api_key"),
@@ -55,12 +57,25 @@ class ApiError(Exception):
     @property
     def body(self) -> bytes:
         """The JSON document ``{"error": {...}}``."""
-        fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": fields})
+        return msgspec.json.encode({"error": self._fields})
 
     @property
-    def event(self) -> bytes:
+    def _fields(self) -> dict[str, Any]:
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+
+    def body_at(self, path: str) -> bytes:
+        """The same as clients of a path expect it: those of Anthropic's look for a type beside it."""
+        if not path.startswith(_MESSAGES):
+            return self.body
+        return msgspec.json.encode({"type": "error", "error": self._fields})
+
+    def event_at(self, path: str) -> bytes:
         """The same as a server-sent event, for a stream that has already begun."""
+        if path.startswith(_MESSAGES):
+            return b"event: error\ndata: " + self.body_at(path) + b"\n\n"
+        if path == _RESPONSES:
+            fields = {**self._fields, "type": "error", "error": self._fields}
+            return b"event: error\ndata: " + msgspec.json.encode(fields) + b"\n\n"
         return b"data: " + self.body + b"\n\n"
 
 

@@ -1,16 +1,16 @@
 """Shapes of the two legs: what each engine is sent, and what becomes of its reply."""
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from backhaul_connector.wire import MAX_CONTINUES, PARAMS_KEY, TurnLabel, Verdict
+from backhaul_router.core import messages, responses
 from backhaul_router.core.body import Endpoint, TurnBody
-from backhaul_router.core.sse import WholeLines
-from backhaul_router.core.usage import PromptUsage
+from backhaul_router.core.kinds import constrained
+from backhaul_router.core.usage import PromptUsage, ReplyUsage
 
 Params = Mapping[str, msgspec.Raw]
 """kv_transfer_params of a decode leg, each value as the prefill engine wrote it."""
@@ -23,12 +23,13 @@ _PARAMS = "kv_transfer_params"
 _SESSION = "session_id"
 _LABEL = "backhaul"
 
-_NEVER_SENT = (_PARAMS, "ec_transfer_params", "request_id", _SESSION)
+_REQUEST_ID = "request_id"
+_XARGS = "vllm_xargs"
+
+_NEVER_SENT = (_PARAMS, "ec_transfer_params", _REQUEST_ID, _SESSION)
 """Topology and identity are ours: from a client they would name hosts to connect to, or another request or turn."""
 
 _DECODE_ONLY = (
-    "stream",
-    "stream_options",
     "stream_interval",
     "n",
     "best_of",
@@ -87,11 +88,6 @@ _TOKENIZED = (
 _OF_CHAT = ("documents", "reasoning_effort")
 """Fields of chat that reach its template as arguments; an empty one does, too, a null does not (`merge_kwargs`)."""
 
-_DONE = re.compile(rb"[\r\n]data: ?\[DONE\]\s*\Z")
-_PARAMS_LEFT = re.compile(rb'kv_transfer_params"\s*:')
-"""As a key: in a string of an answer's text a quote has a backslash before it."""
-_TAIL_BYTES = 64
-
 _encode = msgspec.json.Encoder().encode
 
 
@@ -118,11 +114,6 @@ class HandOff:
             return None
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)] = 0
-    prompt_tokens_details: msgspec.Raw = msgspec.Raw(b"null")
-
-
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
@@ -133,11 +124,12 @@ class _Reply(msgspec.Struct):
     choices: list[_Choice] = []
 
 
-_decode_usage = msgspec.json.Decoder(_Usage | None).decode
+_decode_usage = msgspec.json.Decoder(ReplyUsage | None).decode
 _decode_reply = msgspec.json.Decoder(_Reply).decode
 _decode_verdict = msgspec.json.Decoder(Verdict).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_xargs = msgspec.json.Decoder(dict[str, msgspec.Raw] | None).decode
 
 
 def prefill_body(
@@ -150,19 +142,37 @@ def prefill_body(
     (`renderers/kimi_k3.py`), and leaving them out would change the prompt.
     """
     fields = _for_engine(body, cache_salt)
-    for name in _DECODE_ONLY:
+    for name in ("stream", "stream_options"):
         fields.pop(name, None)
-    if not any(part in body.model.lower() for part in keep_constraints):
-        fields.pop("response_format", None)
-        if body.fields.get("tool_choice") not in (None, "none", "auto"):
-            # Null keeps the tools in the prompt; "none" may remove them (--exclude-tools-when-tool-choice-none).
-            fields["tool_choice"] = _NULL
-    fields["max_tokens"] = _ONE
-    fields.pop("max_completion_tokens", None)
-    if body.endpoint is Endpoint.CHAT:
-        fields["max_completion_tokens"] = _ONE
+    _PREFILL[body.endpoint](fields, body.fields, constrained=constrained(body, keep_constraints))
     fields[_PARAMS] = msgspec.Raw(_COLD_PARAMS if handle is None else handle.encode())
     return _encode(fields)
+
+
+def _prefill_completion(raw: dict[str, msgspec.Raw], fields: Mapping[str, Any], *, constrained: bool) -> None:
+    """Makes a prefill leg of a request's fields."""
+    for name in _DECODE_ONLY:
+        raw.pop(name, None)
+    if not constrained:
+        raw.pop("response_format", None)
+        if fields.get("tool_choice") not in (None, "none", "auto"):
+            # Null keeps the tools in the prompt; "none" may remove them (--exclude-tools-when-tool-choice-none).
+            raw["tool_choice"] = _NULL
+    raw["max_tokens"] = _ONE
+    raw.pop("max_completion_tokens", None)
+
+
+def _prefill_chat(raw: dict[str, msgspec.Raw], fields: Mapping[str, Any], *, constrained: bool) -> None:
+    _prefill_completion(raw, fields, constrained=constrained)
+    raw["max_completion_tokens"] = _ONE
+
+
+_PREFILL = {
+    Endpoint.CHAT: _prefill_chat,
+    Endpoint.COMPLETIONS: _prefill_completion,
+    Endpoint.RESPONSES: responses.prefill,
+    Endpoint.MESSAGES: messages.prefill,
+}
 
 
 def token_prefill_body(body: TurnBody, token_ids: Sequence[int], *, handle: str, cache_salt: str) -> bytes:
@@ -183,21 +193,34 @@ def decode_body(
     continues: Sequence[str] = (),
     cache_salt: str,
     labelled: bool = False,
+    response_id: str = "",
 ) -> bytes:
     """Returns the decode leg: the client's request with the prefill engine's params and the turn's label.
 
     ``continues`` are the keys by which the turn before was looked up, best first; the first few are told.
     Complete enough for the engine to compute everything on its own. Without ``params`` there is no label either, but
     for an engine without the connector (``labelled``): that one repeats ``session_id`` with what it caches
-    (`distributed/kv_events.py`, ``BlockStored``).
+    (`distributed/kv_events.py`, ``BlockStored``). ``response_id`` is the name of the answer, where it is to have one.
     """
     fields = _for_engine(body, cache_salt)
     if labelled and keys:
-        fields[_SESSION] = msgspec.Raw(_encode(":".join((_LABEL, scope, *keys))))
+        _name_session(body, fields, ":".join((_LABEL, scope, *keys)))
+    if response_id:
+        fields[_REQUEST_ID] = msgspec.Raw(_encode(response_id))
     if params is not None:
         label = msgspec.Raw(_encode(TurnLabel(scope=scope, keys=list(keys), continues=list(continues[:MAX_CONTINUES]))))
         fields[_PARAMS] = msgspec.Raw(_encode({**params, PARAMS_KEY: label}))
     return _encode(fields)
+
+
+def _name_session(body: TurnBody, fields: dict[str, msgspec.Raw], name: str) -> None:
+    """Names a turn in vLLM's own way (`entrypoints/generate/base/serving.py`, ``_get_session_id``)."""
+    if body.endpoint is Endpoint.MESSAGES:
+        # There is no such field there.
+        given = _decode_xargs(fields.get(_XARGS, b"{}")) or {}
+        fields[_XARGS] = msgspec.Raw(_encode({**given, _SESSION: name}))
+    else:
+        fields[_SESSION] = msgspec.Raw(_encode(name))
 
 
 def tokenize_body(body: TurnBody) -> bytes:
@@ -235,63 +258,6 @@ def hand_off(reply: bytes) -> HandOff:
     return HandOff(params or None, verdict, _prompt_usage(_usage(parsed.usage), verdict), failed)
 
 
-def without_params(reply: bytes) -> bytes:
-    """Returns a decode engine's reply without kv_transfer_params; all other bytes and their order stay.
-
-    Raises ValueError when it cannot be told apart.
-    """
-    if _PARAMS.encode() not in reply:
-        return reply
-    try:
-        fields = _decode_fields(reply)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError("not a JSON object") from error
-    return _encode(fields) if fields.pop(_PARAMS, None) is not None else reply
-
-
-class CleanLines:
-    """A stream of server-sent events without kv_transfer_params, piece by piece. Remembers how it ends.
-
-    Only the end of an unfinished line is held back.
-    """
-
-    def __init__(self) -> None:
-        self._lines = WholeLines()
-        self._tail = b"\n"
-
-    @property
-    def done(self) -> bool:
-        """Whether what has been passed on ends as vLLM ends every stream (`chat_completion/serving.py`)."""
-        return _DONE.search(self._tail) is not None
-
-    def feed(self, piece: bytes) -> bytes:
-        """Returns what can be passed on after this piece. Raises ValueError for params that cannot be taken out."""
-        return self._clean(self._lines.take(piece))
-
-    def rest(self) -> bytes:
-        """Returns what was held back when the stream ended. Raises ValueError too."""
-        return self._clean(self._lines.rest())
-
-    def _clean(self, lines: bytes) -> bytes:
-        if _PARAMS.encode() in lines:
-            lines = b"".join(map(_without_params_in, lines.splitlines(keepends=True)))
-        shown = self._tail + lines
-        if _PARAMS_LEFT.search(shown):
-            raise ValueError("kv_transfer_params where they cannot be taken out")
-        self._tail = shown[-_TAIL_BYTES:]
-        return lines
-
-
-def _without_params_in(line: bytes) -> bytes:
-    if not line.startswith(b"data:") or _PARAMS.encode() not in line:
-        return line
-    data = line[5:].strip()
-    try:
-        return line.replace(data, without_params(data))
-    except ValueError:
-        return line
-
-
 def is_object(text: str | bytes) -> bool:
     """Tells whether a text is one JSON object."""
     try:
@@ -302,20 +268,25 @@ def is_object(text: str | bytes) -> bool:
 
 
 def _for_engine(body: TurnBody, cache_salt: str) -> dict[str, msgspec.Raw]:
-    fields = {name: value for name, value in body.raw.items() if name not in _NEVER_SENT}
-    extra = body.fields.get("vllm_xargs")
+    return for_engine(body.raw, body.fields, cache_salt)
+
+
+def for_engine(raw: Mapping[str, msgspec.Raw], fields: Mapping[str, Any], cache_salt: str) -> dict[str, msgspec.Raw]:
+    """Returns what of a client's body any engine may be sent, with the cache salt if there is one."""
+    sent = {name: value for name, value in raw.items() if name not in _NEVER_SENT}
+    extra = fields.get(_XARGS)
     if extra:
         # vLLM merges these over its own arguments, kv_transfer_params among them.
-        fields["vllm_xargs"] = msgspec.Raw(_encode({k: v for k, v in extra.items() if k not in _NEVER_SENT}))
+        sent[_XARGS] = msgspec.Raw(_encode({k: v for k, v in extra.items() if k not in _NEVER_SENT}))
     if cache_salt:
-        fields["cache_salt"] = msgspec.Raw(_encode(cache_salt))
-    return fields
+        sent["cache_salt"] = msgspec.Raw(_encode(cache_salt))
+    return sent
 
 
-def _prompt_usage(usage: _Usage | None, verdict: Verdict | None) -> PromptUsage | None:
-    details = bytes(usage.prompt_tokens_details) if usage else b"null"
+def _prompt_usage(usage: PromptUsage | None, verdict: Verdict | None) -> PromptUsage | None:
     if verdict is None:
-        return PromptUsage(usage.prompt_tokens, details) if usage else None
+        return usage
+    details = usage.details if usage else b"null"
     if details == b"null":
         # The engine does not tell (`--enable-prompt-tokens-details`), but its connector does.
         details = _encode({"cached_tokens": verdict.local + verdict.read})
@@ -333,8 +304,9 @@ def _verdict(raw: msgspec.Raw | None) -> Verdict | None:
     return verdict if all(0 <= count <= MAX_TOKENS for count in counts) else None
 
 
-def _usage(raw: msgspec.Raw) -> _Usage | None:
+def _usage(raw: msgspec.Raw) -> PromptUsage | None:
     try:
-        return _decode_usage(raw)
+        usage = _decode_usage(raw)
     except (msgspec.MsgspecError, ValueError):
         return None
+    return usage.prompt if usage and usage.prompt.token_count <= MAX_TOKENS else None

@@ -5,14 +5,17 @@ coarse costs a lookup, and one that is too fine costs a reuse; neither costs a w
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from backhaul_router.core import messages, responses, transcript
 from backhaul_router.core.body import Endpoint, TurnBody
+from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.errors import invalid
+from backhaul_router.core.transcript import Transcript
 
 MAX_KEYS = 16
 """Keys of one lookup."""
@@ -25,18 +28,12 @@ MAX_SESSION_ID_BYTES = 512
 
 _DIGEST_SIZE = 16
 
-_SEED_FIELDS = (
-    "tools",
-    "documents",
-    "chat_template",
-    "chat_template_kwargs",
-    "reasoning_effort",
-    "add_special_tokens",
-    "mm_processor_kwargs",
-    "media_io_kwargs",
-)
-"""Fields that change how the same messages become tokens. `tool_choice` is not among them: agents change it from turn
-to turn, and hardly any template shows it to the model."""
+_TRANSCRIPTS: dict[Endpoint, Callable[[Mapping[str, Any]], Transcript]] = {
+    Endpoint.CHAT: transcript.chat,
+    Endpoint.RESPONSES: responses.transcript,
+    Endpoint.MESSAGES: messages.transcript,
+}
+"""Completions have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +59,8 @@ class TurnKeys:
     """Beginnings that other turns may share, longest first; the first is all of the prompt."""
     answered: tuple[tuple[str, int], ...] = ()
     """For keys in ``find``: how much of the prompt, in bytes, comes after the answer of the turn that they name."""
+    previous: str = ""
+    """The key of the response that the turn goes on from, where it names one: the rest of the prompt is not in it."""
 
     @property
     def byte_count(self) -> int:
@@ -74,17 +73,26 @@ class TurnKeys:
 
     def proves(self, key: str) -> bool:
         """Tells whether whoever is found under a key had the same messages; a session id says nothing about them."""
-        return any(beginning.digest == key for beginning in self.beginnings)
+        return key == self.previous or any(beginning.digest == key for beginning in self.beginnings)
+
+    def newest_of(self, pointers: Sequence[Pointer]) -> list[Pointer]:
+        """Returns those under the best key under which any are that had the same messages: what one turn left."""
+        for key in filter(self.proves, self.find):
+            if under := [pointer for pointer in pointers if pointer.key == key]:
+                return under
+        return []
 
     @property
     def turns(self) -> tuple[str, ...]:
         """Those of ``find`` that are a single turn's own, its newest first."""
+        if self.previous:
+            return (self.previous,)
         return self.find[len(self.label) - 1 :] if self.label else ()
 
     @property
     def own(self) -> str:
         """The key that only a continuation of this turn has; empty without keys."""
-        return self.label[-1] if self.label else ""
+        return self.label[-1] if self.label and not self.previous else ""
 
 
 def scope_of(*, model: str, cache_salt: str, tenant: str) -> str:
@@ -104,16 +112,18 @@ def checked_session_id(value: str | bytes | None) -> bytes | None:
 
 
 def keys_of(body: TurnBody, session_id: bytes | None) -> TurnKeys:
-    """Returns the keys of a turn; without a session id and a message list there are none."""
+    """Returns the keys of a turn; without a session id, an earlier response and messages there are none."""
     session_id = session_id or _session_in(body)
     session = () if session_id is None else (session_key(session_id),)
-    if body.endpoint is not Endpoint.CHAT:
+    if body.previous_response_id:
+        return _keys_after(body, session)
+    if body.endpoint is Endpoint.COMPLETIONS:
         prompt = bytes(body.raw.get("prompt", b""))
         beginnings = (Beginning(_digest(b"prompt", prompt), len(prompt)),)
         return TurnKeys(session, session, continues=bool(session), beginnings=beginnings)
-    messages = body.fields["messages"]
-    chain = _chain(body.fields)
-    answers = [index for index, message in enumerate(messages) if index and message["role"] == "assistant"][::-1]
+    conversation = _TRANSCRIPTS[body.endpoint](body.fields)
+    chain = _chain(conversation)
+    answers = conversation.answers[::-1]
     find = (*session, *(chain[index].digest for index in answers))[:MAX_KEYS]
     return TurnKeys(
         find,
@@ -122,6 +132,13 @@ def keys_of(body: TurnBody, session_id: bytes | None) -> TurnKeys:
         beginnings=tuple(chain[: -MAX_BEGINNINGS - 1 : -1]),
         answered=_answered(session, chain, answers),
     )
+
+
+def _keys_after(body: TurnBody, session: tuple[str, ...]) -> TurnKeys:
+    """Returns the keys of a turn that names the response before it, and holds only what is new."""
+    previous = response_key(body.previous_response_id)
+    new_bytes = len(body.raw["input"])
+    return TurnKeys((previous,), session, continues=True, answered=((previous, new_bytes),), previous=previous)
 
 
 def _answered(
@@ -138,31 +155,30 @@ def session_key(session_id: bytes) -> str:
     return _digest(b"session", session_id)
 
 
+def response_key(response_id: str) -> str:
+    """Returns the key under which the turn that gave a response is found."""
+    return _digest(b"response", response_id.encode("utf-8", "surrogatepass"))
+
+
 def _session_in(body: TurnBody) -> bytes | None:
     named = (body.fields.get(name) for name in ("conversation_id", "session_id"))
     given = (checked_session_id(value) for value in named if isinstance(value, str))
     return next((session_id for session_id in given if session_id), None)
 
 
-def _chain(fields: Mapping[str, Any]) -> list[Beginning]:
-    """Returns the prefixes of the message list, from the empty one to all of it."""
-    seed = _canonical(_seed(fields))
+def _chain(conversation: Transcript) -> list[Beginning]:
+    """Returns the prefixes of the messages, from the empty one to all of them."""
+    seed = _canonical(conversation.seed)
     state = hashlib.blake2b(digest_size=_DIGEST_SIZE, person=b"backhaul-chain-1")
     _mix(state, seed)
     byte_count = len(seed)
     chain = [Beginning(state.hexdigest(), byte_count)]
-    for message in fields["messages"]:
+    for message in conversation.messages:
         text = _canonical(message)
         _mix(state, text)
         byte_count += len(text)
         chain.append(Beginning(state.hexdigest(), byte_count))
     return chain
-
-
-def _seed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    seed = {name: fields[name] for name in _SEED_FIELDS if fields.get(name) is not None}
-    seed["add_generation_prompt"] = fields.get("add_generation_prompt", True)
-    return seed
 
 
 def _canonical(value: Mapping[str, Any]) -> bytes:

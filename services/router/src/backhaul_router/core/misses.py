@@ -45,6 +45,9 @@ DECODE_FAILED = "decode_failed"
 NO_PREFILL = "no_prefill"
 """No prefill node is ready; the decode engine computes the prompt."""
 
+WITHOUT_REUSE = frozenset({NO_KEYS, REUSE_OFF, UNSUPPORTED_REQUEST})
+"""Nothing was looked up, and nothing is kept for a next turn."""
+
 HARVEST_TIMEOUT = "harvest_timeout"
 """Nothing to claim, and no fresh handle for what is still cached within the budget for that."""
 NO_TOKENS = "no_tokens"

@@ -14,12 +14,21 @@ import msgspec
 MAX_OPENING_BYTES = 64 * 1024
 """An opening longer than this is an answer."""
 
+MAX_ACCEPTED_BYTES = 1024 * 1024
+"""The same where it repeats what was asked, as `/v1/responses` does, twice."""
+
 _NOTHING: Sequence[object] = (None, "", [], {})
+
+_ACCEPTED = ("response.created", "response.queued", "response.in_progress")
+_WHO_SPEAKS = ("message_start", "ping")
+"""Types of events that hold nothing of an answer."""
 
 
 class Opening(Enum):
     """What the first bytes of an answer show."""
 
+    ACCEPTED = "accepted"
+    """Only that the request was taken: `/v1/responses` says so before anything is computed."""
     UNDECIDED = "undecided"
     """Nothing yet: an event is not complete, or only says who speaks."""
     ANSWER = "answer"
@@ -34,6 +43,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Document(msgspec.Struct):
+    type: str = ""
     error: Any = None
     choices: list[_Choice] = []
 
@@ -43,15 +53,19 @@ _decode = msgspec.json.Decoder(_Document).decode
 
 def opening_of(stream: bytes) -> Opening:
     """Judges the first bytes of a stream of server-sent events."""
-    if len(stream) > MAX_OPENING_BYTES:
+    shown = Opening.UNDECIDED
+    if len(stream) > MAX_ACCEPTED_BYTES:
         return Opening.ANSWER
     lines = stream.replace(b"\r", b"\n").split(b"\n")
     for line in lines[:-1]:
         if line.startswith(b"data:"):
-            found = _shown_by(line[5:])
-            if found is not Opening.UNDECIDED:
-                return found
-    return Opening.UNDECIDED
+            shown = _shown_by(line[5:])
+            if shown not in (Opening.UNDECIDED, Opening.ACCEPTED):
+                return shown
+        elif line.startswith(b"event:") and line[6:].strip().decode(errors="replace") in _ACCEPTED:
+            # Its data may be long, and be on their way.
+            shown = Opening.ACCEPTED
+    return Opening.ANSWER if shown is Opening.UNDECIDED and len(stream) > MAX_OPENING_BYTES else shown
 
 
 def failed_whole(body: bytes) -> bool:
@@ -67,6 +81,10 @@ def _shown_by(data: bytes) -> Opening:
         return Opening.ANSWER
     if document.error is not None:
         return Opening.ANSWER if _blames_the_client(document.error) else Opening.FAILED
+    if document.type in _ACCEPTED:
+        return Opening.ACCEPTED
+    if document.type in _WHO_SPEAKS:
+        return Opening.UNDECIDED
     if any(choice.finish_reason == "error" for choice in document.choices):
         return Opening.FAILED
     speaks = not document.choices or any(_says_something(choice) for choice in document.choices)

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 MAX_LINE_BYTES = 64 * 1024
 """A longer line passes in pieces as it comes."""
 
+MAX_RESPONSE_LINE_BYTES = 4 * 1024 * 1024
+"""The same for `/v1/responses`, whose last event repeats what was asked and answered."""
+
 
 def is_events(headers: Mapping[str, str]) -> bool:
     """Tells whether an answer is a stream of events."""
@@ -19,7 +22,9 @@ class WholeLines:
     be done with an unfinished line, so holding it back costs no time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int = MAX_LINE_BYTES) -> None:
+        """``longest``: a line of more bytes passes in pieces."""
+        self._longest = longest
         self._held = b""
 
     def take(self, chunk: bytes) -> bytes:
@@ -29,7 +34,7 @@ class WholeLines:
             ready, self._held = self._held + chunk[:end], chunk[end:]
             return ready
         self._held += chunk
-        return self.rest() if len(self._held) > MAX_LINE_BYTES else b""
+        return self.rest() if len(self._held) > self._longest else b""
 
     def rest(self) -> bytes:
         """Returns what is held back: the stream ended here."""

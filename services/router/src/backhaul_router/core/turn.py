@@ -5,6 +5,9 @@ from enum import Enum
 
 from backhaul_connector.wire import Verdict
 
+REUSE_OFF = {"x-backhaul-reuse": "off"}
+"""Header of an answer for which nothing was looked up, and of which nothing is kept."""
+
 
 class Route(Enum):
     """How a prompt was computed."""
@@ -26,6 +29,8 @@ class Outcome:
     """What a warm turn's blocks were to their holder: `claimed` (retained) or `cached`; empty when it is cold."""
     miss: str = ""
     """Why the turn is cold; empty when it is not."""
+    reuse: bool = True
+    """Whether something was looked up that it could reuse, and what it leaves is kept for a next turn if it can be."""
     fallback: bool = False
     """Whether the decode engine computed the prompt because no prefill engine could."""
     handed_off: bool = False
@@ -82,6 +87,8 @@ class Outcome:
             headers["x-backhaul-source"] = self.source
         if self.miss:
             headers["x-backhaul-miss"] = self.miss
+        if not self.reuse:
+            headers |= REUSE_OFF
         if self.fallback:
             headers["x-backhaul-fallback"] = "decode"
         return headers

@@ -86,6 +86,8 @@ class Planning:
         """
         reasons = {way.route: way.reason for way in self.ways if isinstance(way, NoWay)}
         unread = reasons.get(Route.WARM, misses.NOT_WORTH)
+        if all(way.route is not Route.WARM for way in self.ways):
+            return reasons.get(Route.APPEND, misses.NOT_WORTH)
         return reasons.get(Route.APPEND, misses.NOT_WORTH) if unread == misses.ROUTE_OFF else unread
 
 
@@ -124,6 +126,19 @@ class Planner:
     def alone(self, demand: Demand, explanations: Explanations | None = None) -> Plan | None:
         """Returns a decode engine for a turn that needs one engine alone; None when there is none."""
         return self._decode_only(demand, explanations)
+
+    def at_keeper(self, demand: Demand, explanations: Explanations | None = None) -> Planning:
+        """Returns the ways of a turn whose conversation a decode engine alone knows, the only one that may answer."""
+        alone = self._decode_only(demand, explanations)
+        return self._decided(self._append(demand), alone or NoWay(Route.COLD, misses.NO_DECODE))
+
+    def anyone(self, demand: Demand) -> Target | None:
+        """Returns an engine for what is no turn, None when there is none.
+
+        A prefill engine where one is: decode engines are giving answers.
+        """
+        prefill = self._run(Leg.PREFILL, demand, self._targets(Role.PREFILL, demand.model), None)
+        return prefill or self._run(Leg.ALONE, demand, self._decodes(demand), None)
 
     def busy(self, demand: Demand, *, alone: bool) -> bool:
         """Tells of a turn that has no way whether it will have one once engines have less to do."""
