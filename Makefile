@@ -76,7 +76,7 @@ bench-gateway: $(if $(ENVIRONMENTS),install-services) ## What tokens cost a rout
 	@$(BIN)/python -m benchmarks.gateway $(ARGS)
 
 .PHONY: check
-check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code up to date, nothing private in any file
+check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code up to date, images and manifests, nothing private in any file
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -87,6 +87,10 @@ check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code 
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && ($(call PROTOC,"$$fresh")) && \
 		diff -r -x __init__.py -x py.typed -x __pycache__ proto/gen "$$fresh" || \
 		{ echo "generated code is not up to date: run make proto"; exit 1; }
+	$(BIN)/hadolint deploy/docker/*.Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose/*.yaml
+	@set -o pipefail; for overlay in deploy/kustomize/overlays/*; do echo "kubectl kustomize $$overlay | kubernetes-validate"; \
+		$(BIN)/kubectl kustomize $$overlay | $(BIN)/kubernetes-validate --strict - || exit; done
 	@! git grep -nIE '$(PRIVATE)' || { echo "these lines name a machine's paths or a package registry"; exit 1; }
 
 .PHONY: proto

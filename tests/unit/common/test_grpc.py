@@ -26,6 +26,7 @@ from backhaul.router.v1.router_pb2_grpc import (
 from backhaul_common import errors
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_common.grpc_server import GrpcServer
+from backhaul_common.health import LIVENESS
 from backhaul_common.status import CODES
 from tests.fakes.eventually import eventually
 from tests.fakes.partial import Partial
@@ -233,6 +234,12 @@ async def test_a_service_may_be_impaired_alone() -> None:
         assert await check(channel, NODES) == not_serving
         await server.set_serving(True)
         assert await check(channel, NODES) == serving_
+
+
+async def test_a_server_that_is_not_ready_is_alive() -> None:
+    async with serving() as (_, channel):
+        assert await check(channel, "") == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await check(channel, LIVENESS) == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_health_watches_follow_changes_whoever_else_leaves() -> None:

@@ -70,6 +70,17 @@ async def test_a_retained_set_saves_the_prefill_engine_the_conversation(side_cha
         assert p.ledger()["wrong_reads_used"] == d.ledger()["reads_of_freed"] == 0
 
 
+async def test_an_engine_is_read_and_told_at_the_host_of_its_side_channel(side_channel: int) -> None:
+    async with engines(port=side_channel, side_channel_host="127.0.0.2") as (p, d):
+        answer, handle = await decode(d, TURN, await prefill(p, TURN))
+        assert handle["remote_host"] == "127.0.0.2"
+        assert p.reset_prefix_cache(), "the hand-off is freed: P was told that it was read"
+        second = [*TURN, *answer, 5, 6, 7]
+        again, _ = await decode(d, second, await prefill(p, second, handle))
+        assert again == truth(second)
+        assert p.ledger()["reads"]["claimed"]["completed"] == 1
+
+
 async def test_a_handle_of_another_conversation_changes_the_text_and_poisons_the_prefix_cache(
     side_channel: int,
 ) -> None:

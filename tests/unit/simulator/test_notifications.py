@@ -39,6 +39,18 @@ async def test_messages_arrive_whole_in_order_and_under_their_senders_name(
     assert receiver.get_new_notifs() == {}
 
 
+def test_senders_are_told_the_host_where_an_agent_listens() -> None:
+    receiver = nixl_agent("receiver", nixl_agent_config(listen_host="127.0.0.2"))
+    sender = nixl_agent("sender")
+    try:
+        assert json.loads(receiver.get_agent_metadata())[1] == "127.0.0.2"
+        sender.add_remote_agent(receiver.get_agent_metadata())
+        sender.send_notif("receiver", b"a:1")
+    finally:
+        sender.close()
+        receiver.close()
+
+
 def test_nothing_can_be_sent_to_a_peer_that_is_not_known(agents: tuple[nixl_agent, nixl_agent]) -> None:
     sender, receiver = agents
     with pytest.raises(NixlError, match="no remote agent"):

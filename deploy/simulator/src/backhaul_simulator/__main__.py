@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         "--side-channel",
         default="127.0.0.1:5600",
         metavar="HOST:PORT",
-        help="NIXL side channel of rank 0; rank n listens n ports higher",
+        help="NIXL side channel of rank 0, rank n's n ports higher; peers reach all of the engine at HOST",
     )
     parser.add_argument("--agent-socket", default="", metavar="PATH", help="Unix socket of the node agent")
     parser.add_argument("--model", default=_DEFAULTS.model, metavar="NAME", help="name of the model that is served")

@@ -46,7 +46,11 @@ class Engine:
         model = Model(weights=options.weights, vocabulary=options.vocabulary, end_rate=options.end_rate)
         self._runner = Runner(model, self._pool)
         self._transfers = TransferServer(
-            self.engine_id, self._pool, self.instruments, port=port_of(options.transfer_port, rank)
+            self.engine_id,
+            self._pool,
+            self.instruments,
+            host=options.side_channel_host,
+            port=port_of(options.transfer_port, rank),
         )
         scheduler_side, self._worker_side = self._connectors()
         self._scheduler_side = scheduler_side

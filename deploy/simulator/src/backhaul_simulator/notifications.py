@@ -1,4 +1,4 @@
-"""NIXL's notifications over loopback TCP: the part of ``nixl._api`` that vLLM and the node agent use.
+"""NIXL's notifications over TCP: the part of ``nixl._api`` that vLLM and the node agent use.
 
 Like the real thing it acknowledges nothing and never blocks: what a peer does not take is lost. Nothing arrives unless
 somebody calls `get_new_notifs`; there is no thread.
@@ -21,12 +21,14 @@ class NixlError(RuntimeError):
 
 @dataclass
 class nixl_agent_config:  # noqa: N801 - NIXL's own name
-    """Configuration; only its names are NIXL's, and only ports matter here."""
+    """Configuration; only its names are NIXL's, and only host and ports matter here."""
 
     enable_prog_thread: bool = True
     enable_listen_thread: bool = False
+    listen_host: str = "127.0.0.1"
+    """Where notifications arrive, and what senders are told (the simulator's own)."""
     listen_port: int = 0
-    """Where notifications arrive; 0: at any port."""
+    """The same; 0: at any port."""
     advertised_port: int = 0
     """What senders are told in its place (the simulator's own); 0: the same."""
     capture_telemetry: bool = False
@@ -39,9 +41,9 @@ class nixl_agent:  # noqa: N801 - NIXL's own name
 
     def __init__(self, agent_name: str, nixl_conf: nixl_agent_config | None = None) -> None:
         self._name = agent_name
-        ports = nixl_conf or nixl_agent_config()
-        self._listener = socket.create_server(("127.0.0.1", ports.listen_port), backlog=128)
-        self._address = ("127.0.0.1", ports.advertised_port or self._listener.getsockname()[1])
+        conf = nixl_conf or nixl_agent_config()
+        self._listener = socket.create_server((conf.listen_host, conf.listen_port), backlog=128)
+        self._address = (conf.listen_host, conf.advertised_port or self._listener.getsockname()[1])
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)

@@ -44,6 +44,7 @@ class EngineOptions:
     agent_socket: str = ""
     """Unix socket of the node agent, that of rank 0 and of every other rank."""
     side_channel_host: str = "127.0.0.1"
+    """Where the engine is for its peers: address of its side channel, of its memory and of its notifications."""
     side_channel_port: int = 5600
     """Port of rank 0; rank n listens at port + n."""
     advertised_side_channel_port: int = 0

@@ -58,7 +58,9 @@ class PullConnectorWorker:
         self._agent = nixl_agent(
             str(uuid.uuid4()),
             nixl_agent_config(
-                listen_port=config.ports.notifications, advertised_port=config.ports.advertised_notifications
+                listen_host=config.ports.host,
+                listen_port=config.ports.notifications,
+                advertised_port=config.ports.advertised_notifications,
             ),
         )
         self._leases = Leases(get("kv_lease_duration", 30) * 2 // 3)

@@ -1,4 +1,4 @@
-"""Reads of a remote engine's blocks over loopback TCP, block by block.
+"""Reads of a remote engine's blocks over TCP, block by block.
 
 A read copies whatever is in the holder's memory when each block's turn comes; the holder checks nothing but that the
 block exists. As with NIXL, a read can only reach the process that it was set up with: a connection names the engine
@@ -88,12 +88,12 @@ class _Frames(asyncio.Protocol):
 class TransferServer:
     """Serves reads of one engine's memory."""
 
-    def __init__(self, engine_id: str, pool: BlockPool, watcher: Watcher, *, port: int = 0) -> None:
+    def __init__(self, engine_id: str, pool: BlockPool, watcher: Watcher, *, host: str, port: int = 0) -> None:
         """Takes the port (0: any) at once; serves from `start` on. Raises OSError when it is taken."""
         self.engine_id = engine_id
         self._pool = pool
         self._watcher = watcher
-        self._listener = socket.create_server(("127.0.0.1", port), backlog=128)
+        self._listener = socket.create_server((host, port), backlog=128)
         self._connections: set[_Frames] = set()
         self._slow: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None

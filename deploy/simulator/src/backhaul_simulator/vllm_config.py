@@ -61,6 +61,7 @@ class LoadConfig:
 class Ports:
     """Where a rank listens and what it tells others, of which vLLM knows nothing; 0: any, or the same."""
 
+    host: str
     side_channel: int
     notifications: int
     advertised_notifications: int
@@ -118,6 +119,7 @@ def config_of(options: EngineOptions, *, rank: int, engine_id: str) -> VllmConfi
         kv_transfer_config=KVTransferConfig(engine_id, extra),
         model_config=ModelConfig(options.model),
         ports=Ports(
+            host=options.side_channel_host,
             side_channel=options.side_channel_port + rank,
             notifications=port_of(options.notification_port, rank),
             advertised_notifications=port_of(options.advertised_notification_port, rank),

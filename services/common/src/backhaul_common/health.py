@@ -7,6 +7,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+LIVENESS = "liveness"
+"""Health of this name says that the process answers, for those who restart one that does not."""
+
 _SERVING = health_pb2.HealthCheckResponse.ServingStatus.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.ServingStatus.NOT_SERVING
 _SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.ServingStatus.SERVICE_UNKNOWN
@@ -15,12 +18,14 @@ _SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.ServingStatus.SERVICE_UNKNOWN
 class HealthServicer(health_pb2_grpc.HealthServicer):
     """Health of a fixed list of services, which are up or down together; one alone may be impaired besides.
 
+    `LIVENESS` is SERVING whatever they are.
+
     grpcio-health-checking's asyncio servicer forgets the second watcher of a service when the first one leaves
     (grpc_health/v1/_async.py, ``Watch``); this one serves any number.
     """
 
     def __init__(self, service_names: Iterable[str]) -> None:
-        self._services = frozenset({"", *service_names})
+        self._services = frozenset({"", LIVENESS, *service_names})
         self._status = _NOT_SERVING
         self._impaired: set[str] = set()
         self._ended = False
@@ -69,4 +74,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     def _state(self, service: str) -> Any:
         if service not in self._services:
             return _SERVICE_UNKNOWN
+        if service == LIVENESS:
+            return _SERVING
         return _NOT_SERVING if service in self._impaired else self._status
