@@ -221,8 +221,8 @@ class EngineProbe:
             async with http.get(self._url + path) as response:
                 if response.status != 200:
                     return None
-                return msgspec.json.decode(await _body(response))
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, RecursionError) as error:
+                return document_in(await _body(response))
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             _log.debug("engine did not answer", path=path, error=type(error).__name__)
             return None
 
@@ -260,6 +260,14 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
     while len(body) < _MAX_BODY_BYTES and (piece := await response.content.readany()):
         body += piece
     return bytes(body[:_MAX_BODY_BYTES])
+
+
+def document_in(body: bytes) -> object:
+    """Returns what a JSON body says. Raises ValueError."""
+    try:
+        return msgspec.json.decode(body)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def _names(models: object, *, bases: bool = False) -> tuple[str, ...]:

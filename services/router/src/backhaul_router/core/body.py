@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from backhaul_router.core.errors import invalid
+from backhaul_router.core.shape import check_shape
 
 
 class Endpoint(Enum):
@@ -74,6 +75,7 @@ def parse_body(endpoint: Endpoint, data: bytes) -> TurnBody:
         fields, raw = _decode(data), _decode_raw(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise invalid(f"the body is not a valid JSON object: {error}") from error
+    check_shape(data, fields)
     _check_types(fields)
     if not isinstance(fields.get("model"), str) or not fields["model"]:
         raise invalid("you must provide a model", param="model")

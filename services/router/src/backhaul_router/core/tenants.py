@@ -3,11 +3,11 @@
 import hashlib
 import hmac
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from backhaul_common.toml import parse_toml
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.queueing import TenantLimits
 
@@ -52,7 +52,7 @@ def parse_tenants(text: str) -> Tenants:
     Each may have ``max_turns``, ``max_queued`` and ``priority``, too. Raises ValueError naming what is wrong; never
     with a key in it.
     """
-    document = tomllib.loads(text)
+    document = parse_toml(text)
     if set(document) != {"tenants"} or not isinstance(document["tenants"], dict) or not document["tenants"]:
         raise ValueError("the file must hold [tenants.NAME] tables and nothing else")
     keys: dict[bytes, str] = {}
