@@ -150,6 +150,13 @@ def figures(*, running: int, waiting: int, tokens: int) -> str:
     )
 
 
+async def test_a_server_cannot_send_its_agent_elsewhere(context: zmq.asyncio.Context) -> None:
+    async with FakeVllmHttp() as elsewhere, FakeVllmHttp() as http, probing(context, http.url, 1) as seen:
+        http.moved_to = f"{elsewhere.url}/health"
+        await seen.becomes(lambda facts: facts.problem == "the server's health check answers 307")
+        assert elsewhere.requests == []
+
+
 async def test_a_proxy_in_the_environment_is_ignored(
     context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +229,17 @@ async def test_a_long_version_is_cut(context: zmq.asyncio.Context) -> None:
         http.body = b'{"version":"' + b"v" * 5_000 + b'"}'
         await seen.becomes(lambda facts: facts.version.startswith("vvv"))
         assert len(seen.server.version.encode()) <= MAX_TEXT_BYTES
+
+
+async def test_a_side_channel_that_sends_without_end_is_cut_off(
+    context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_probe, "_MAX_REPLY_BYTES", 1_000)
+    monkeypatch.setattr(engine_probe, "_SIDE_CHANNEL_S", 0.5)
+    with FakeSideChannel() as channel:
+        channel.parts = [handshake_payload("engine-1", agent_metadata=bytes(2_000))]
+        with pytest.raises(SideChannelError, match="no answer"):
+            await SideChannel(context).ask("127.0.0.1", channel.port)
 
 
 async def test_a_side_channel_that_is_silent_is_given_up_in_time(context: zmq.asyncio.Context) -> None:

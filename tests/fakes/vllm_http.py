@@ -13,6 +13,8 @@ class FakeVllmHttp:
 
     def __init__(self) -> None:
         self.healthy = True
+        self.moved_to = ""
+        """Where health checks are sent on to; empty for nowhere."""
         self.late_count = 0
         """Health checks that will not be answered."""
         self.models = ["model-1"]
@@ -58,6 +60,8 @@ class FakeVllmHttp:
         if self.late_count:
             self.late_count -= 1
             await asyncio.Event().wait()
+        if self.moved_to:
+            return web.Response(status=307, headers={"location": self.moved_to})
         return web.Response(status=200 if self.healthy else 503)
 
     async def _list_models(self, request: web.Request) -> web.StreamResponse:

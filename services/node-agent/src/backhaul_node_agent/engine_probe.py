@@ -33,6 +33,8 @@ _MODELS_EVERY_S = 5.0
 _SIDE_CHANNEL_EVERY_S = 5.0
 _MAX_MODELS = 1_000
 _MAX_BODY_BYTES = 4 * 1024 * 1024
+_MAX_REPLY_BYTES = 16 * 1024 * 1024
+"""Longest part of a side channel's reply, mostly NIXL's metadata; a peer that sends more is cut off."""
 
 
 OnClock = Callable[[int, str, float, float | None, float], None]
@@ -81,6 +83,7 @@ class SideChannel:
         with self._context.socket(zmq.REQ) as socket:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.IPV6, 1)
+            socket.setsockopt(zmq.MAXMSGSIZE, _MAX_REPLY_BYTES)
             try:
                 socket.connect(f"tcp://{join_address(host, port)}")
                 async with asyncio.timeout(_SIDE_CHANNEL_S):
@@ -183,7 +186,7 @@ class EngineProbe:
         asked_at = self._clock.monotonic()
         for _ in range(_HEALTH_ATTEMPTS):
             try:
-                async with http.get(f"{self._url}/health") as response:
+                async with http.get(f"{self._url}/health", allow_redirects=False) as response:
                     if response.status != 200:
                         return f"the server's health check answers {response.status}", Load(None, asked_at)
             except TimeoutError:
@@ -199,7 +202,7 @@ class EngineProbe:
     async def _figures(self, http: aiohttp.ClientSession) -> dict[int, Figures]:
         """Returns the figures of each engine; none when the server does not show them."""
         try:
-            async with http.get(f"{self._url}/metrics") as response:
+            async with http.get(f"{self._url}/metrics", allow_redirects=False) as response:
                 shown = await _body(response) if response.status == 200 else b""
         except (aiohttp.ClientError, TimeoutError):
             shown = b""
@@ -218,7 +221,7 @@ class EngineProbe:
 
     async def _json(self, http: aiohttp.ClientSession, path: str) -> object:
         try:
-            async with http.get(self._url + path) as response:
+            async with http.get(self._url + path, allow_redirects=False) as response:
                 if response.status != 200:
                     return None
                 return document_in(await _body(response))

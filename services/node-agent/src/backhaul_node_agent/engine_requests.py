@@ -118,7 +118,11 @@ class EngineRequests:
             headers["X-data-parallel-rank"] = str(rank)
         try:
             response = await self._http.post(
-                f"{self._url}/v1/completions", data=msgspec.json.encode(body), headers=headers
+                f"{self._url}/v1/completions",
+                data=msgspec.json.encode(body),
+                headers=headers,
+                # Elsewhere nobody is to get the key and the prompt.
+                allow_redirects=False,
             )
             raw = await self._whole(response, left_over)
         except (aiohttp.ClientError, OSError) as error:

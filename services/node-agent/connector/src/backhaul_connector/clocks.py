@@ -25,6 +25,8 @@ DRIFT = 0.001
 _SLACK_S = 0.005
 _TIMEOUT_MS = 2000
 _MAX_CLOCKS = 1024
+_MAX_REPLY_BYTES = 16 * 1024 * 1024
+"""Longest part of a reply; an engine that sends more is cut off."""
 _MAX_MISSES = 3
 """An engine that does not answer so many times in a row is forgotten: it has gone, and asking it costs seconds."""
 
@@ -178,6 +180,7 @@ def measure_offset(host: str, port: int, engine_id: str) -> Offset | None:
             sock.setsockopt(zmq.RCVTIMEO, _TIMEOUT_MS)
             sock.setsockopt(zmq.SNDTIMEO, _TIMEOUT_MS)
             sock.setsockopt(zmq.IPV6, 1)
+            sock.setsockopt(zmq.MAXMSGSIZE, _MAX_REPLY_BYTES)
             sock.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
             sent = time.perf_counter()
             sock.send(msgspec.msgpack.encode((b"get_meta_msg", 0, 0)))
