@@ -52,7 +52,7 @@ class Seen:
 
 @contextlib.asynccontextmanager
 async def probing(
-    context: zmq.asyncio.Context, url: str, port: int, ranks: tuple[int, ...] = (0,)
+    context: zmq.asyncio.Context, url: str, port: int, ranks: tuple[int, ...] = (0,), **more: str
 ) -> AsyncIterator[Seen]:
     seen = Seen()
     probe = EngineProbe(
@@ -62,6 +62,7 @@ async def probing(
         clock=FastClock(),
         ranks=lambda: ranks,
         stall_s=20.0,
+        **more,
     )
     running = asyncio.create_task(probe.run(seen.servers.append, seen.engines.__setitem__))
     try:
@@ -148,6 +149,14 @@ def figures(*, running: int, waiting: int, tokens: int) -> str:
         f"vllm:num_requests_waiting{labels} {waiting}.0\n"
         f"vllm:generation_tokens_total{labels} {tokens}.0\n"
     )
+
+
+async def test_a_server_that_asks_for_a_key_names_its_models_to_its_agent(context: zmq.asyncio.Context) -> None:
+    """vLLM's ``--api-key`` guards all under /v1 (entrypoints/serve/middleware/authenticate.py)."""
+    async with FakeVllmHttp() as http:
+        http.api_key = "secret"
+        async with probing(context, http.url, 1, api_key="secret") as seen:
+            await seen.becomes(lambda facts: facts.healthy and facts.models == ("model-1",))
 
 
 async def test_a_server_cannot_send_its_agent_elsewhere(context: zmq.asyncio.Context) -> None:

@@ -13,6 +13,8 @@ class FakeVllmHttp:
 
     def __init__(self) -> None:
         self.healthy = True
+        self.api_key = ""
+        """Without it nobody is told the models; empty: everybody is."""
         self.moved_to = ""
         """Where health checks are sent on to; empty for nowhere."""
         self.late_count = 0
@@ -66,6 +68,8 @@ class FakeVllmHttp:
 
     async def _list_models(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(request.path)
+        if self.api_key and request.headers.get("authorization") != f"Bearer {self.api_key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
         if self.body is not None:
             return web.Response(body=self.body)
         data = [{"id": name, "object": "model", "max_model_len": 4096} for name in self.models]

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -68,7 +69,7 @@ def target_of(
 
 async def _accepts(service: ServiceDescriptor, made: Callable[[], object], call: Call) -> bool:
     method = service.methods_by_name[call[0]]
-    kind: type[Message] = GetMessageClass(method.input_type)
+    kind: Any = GetMessageClass(method.input_type)
     try:
         messages: list[Message] = [kind.FromString(data) for data in call[1]]
     except DecodeError:

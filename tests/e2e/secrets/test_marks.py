@@ -167,6 +167,10 @@ def _refused(chat: Chat, marks: Marks) -> list[httpx2.Response]:
     ]
 
 
+_ODD_PATH = 9
+"""Which of the refused requests is for a path that there is not."""
+
+
 def _fails(stack: Stack, chat: Chat, marks: Marks) -> list[httpx2.Response]:
     """Faults of engines before and after the first byte, and the end of one in the middle of an answer."""
     answers = []
@@ -220,7 +224,9 @@ def test_nothing_of_clients_and_no_secret_is_left_anywhere(
         **{f"answer {number}": _shown(answer) for number, answer in enumerate(answers)},
     }
     assert b'"level": "debug"' in places["agent-decode-1.log"] + places["router-1.log"]
-    assert {place: marks.found_in(data) for place, data in places.items() if marks.found_in(data)} == {}
+    found = {place: marks.found_in(data) for place, data in places.items()}
+    # Who asks for a path that there is not is told which.
+    assert {place: names for place, names in found.items() if names} == {f"answer {_ODD_PATH}": ["path"]}
 
 
 def test_a_mark_would_be_found_in_any_guise() -> None:

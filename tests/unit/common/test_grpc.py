@@ -159,7 +159,7 @@ class _Garbled(grpc.RpcError):
     def details(self) -> str:
         return "upstream connect error"
 
-    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+    def trailing_metadata(self) -> Any:
         return (("grpc-status-details-bin", b"\xff\xff"),)
 
 

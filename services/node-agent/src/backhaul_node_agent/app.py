@@ -118,7 +118,8 @@ class App:
                 open_agent=lambda: open_nixl(f"backhaul-{self._session[:12]}"),
             )
             events = KvEvents(context, config.kv_events_address, self._clock) if config.kv_events_address else None
-            requests = EngineRequests(config.engine_url, api_key=_read_key(config.engine_key_file))
+            engine_key = _read_key(config.engine_key_file)
+            requests = EngineRequests(config.engine_url, api_key=engine_key)
             self._harvest = Harvest(
                 owner=self._owner,
                 events=events,
@@ -154,6 +155,7 @@ class App:
                 clock=self._clock,
                 ranks=self._ranks,
                 stall_s=config.stall_s,
+                api_key=engine_key,
             )
             self._load_watch = LoadWatch(self._engine_loads.loads, self._clock)
             grpc_server = GrpcServer(address=config.listen, service_names=[SERVICE_NAME, LOAD_SERVICE_NAME])

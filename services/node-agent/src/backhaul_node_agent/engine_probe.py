@@ -132,8 +132,9 @@ class EngineProbe:
         clock: Clock,
         ranks: Callable[[], Iterable[int]],
         stall_s: float,
+        api_key: str = "",
     ) -> None:
-        """`side_channel` is that of rank 0; `ranks` names the data-parallel ranks to ask.
+        """`side_channel` is that of rank 0; `ranks` names the data-parallel ranks to ask; `api_key` is the server's.
 
         An engine that has requests and stands still for `stall_s` seconds is not healthy, whatever the server says.
         """
@@ -143,6 +144,7 @@ class EngineProbe:
         self._clock = clock
         self._ranks = ranks
         self._progress = Progress(stall_s)
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def run(
         self,
@@ -157,7 +159,8 @@ class EngineProbe:
         """
         timeout = aiohttp.ClientTimeout(total=_HTTP_S)
         # `trust_env` stays off: the server is beside this agent, no proxy is on the way.
-        async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as http, asyncio.TaskGroup() as group:
+        session = aiohttp.ClientSession(timeout=timeout, trust_env=False, headers=self._headers)
+        async with session as http, asyncio.TaskGroup() as group:
             group.create_task(self._watch_server(http, on_server, on_load))
             group.create_task(self._watch_engines(on_engine, on_clock))
 
