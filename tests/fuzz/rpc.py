@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -79,7 +79,7 @@ async def _accepts(service: ServiceDescriptor, made: Callable[[], object], call:
     try:
         answer = handler(_stream(messages) if method.client_streaming else messages[0], context)
         if inspect.isasyncgen(answer):
-            context.written += [step async for step in answer]
+            context.written += [cast(Message, step) async for step in answer]
         else:
             await answer
     except BackhaulError as error:
