@@ -1,44 +1,29 @@
 """Plays inputs to all targets: ``make fuzz``. Ends with a table, and with 1 when a parser has failed."""
 
 import argparse
-import logging
 import multiprocessing
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-import structlog
+from tests.fuzz.batches import Batch, batches, be_silent, names_with, played
+from tests.fuzz.play import Score
 
-from tests.fuzz.play import Score, play
-from tests.fuzz.targets import TARGETS
-
-_BATCH = 1_000
-"""Inputs of one run. Hypothesis remembers what it has drawn, so that long runs grow slow."""
 _SAY_EVERY_S = 10.0
 _CRASHES = Path(".state/fuzz")
-
-_BY_NAME = {target.name: target for target in TARGETS}
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Inputs for one target."""
-
-    name: str
-    count: int
-    seed: int
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fuzzes until enough inputs were played or the time is over."""
     options = _options(arguments)
-    names = [name for name in _BY_NAME if not options.only or any(part in name for part in options.only)]
-    batches = list(_batches(names, options.inputs, options.seed))
+    names = names_with(options.only)
     _say(f"{options.inputs:,} inputs for {len(names)} parsers, seed {options.seed}")
-    scores = _played(batches, names, options)
+    scores = {name: Score() for name in names}
+    work = batches(names, options.inputs, options.seed)
+    _play(list(work), scores, processes=options.processes, seconds=options.seconds)
     sys.stdout.write("\n".join(_table(scores)) + "\n")
     for name, score in scores.items():
         for number, crash in enumerate(score.crashes.values(), 1):
@@ -56,44 +41,29 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _batches(names: Sequence[str], inputs: int, seed: int) -> Iterator[Batch]:
-    """Yields batches of each parser in turn, so that a run that is cut short has seen them all."""
-    each = -(-inputs // len(names))
-    for start in range(0, each, _BATCH):
-        for index, name in enumerate(names):
-            yield Batch(name, min(_BATCH, each - start), (seed * 1_000_003 + start) * 1_000 + index)
-
-
-def _played(batches: Sequence[Batch], names: Sequence[str], options: argparse.Namespace) -> dict[str, Score]:
-    scores = {name: Score() for name in names}
+def _play(work: Sequence[Batch], scores: Mapping[str, Score], *, processes: int, seconds: float) -> None:
     began = said = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(options.processes, _be_silent, maxtasksperchild=50) as pool:
-        for name, score in pool.imap_unordered(_play, batches):
+    # Not forked: gRPC's threads do not survive that.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, be_silent, max_tasks_per_child=100) as pool:
+        for future in as_completed([pool.submit(played, batch) for batch in work]):
+            name, score = future.result()
             scores[name].add(score)
             now = time.monotonic()
             if now - said >= _SAY_EVERY_S:
                 said = now
-                played, crashed = (
-                    sum(getattr(one, field) for one in scores.values()) for field in ("inputs", "crashed")
-                )
-                _say(f"{played:,} inputs in {now - began:.0f} s, {crashed} crashes")
-            if now - began > options.seconds:
-                pool.terminate()
-                break
-    return scores
+                _say(_progress(scores, now - began))
+            if now - began > seconds:
+                pool.shutdown(wait=False, cancel_futures=True)
+                return
 
 
-def _be_silent() -> None:
-    # What parsers log of what they refuse would be a line for every other input.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    logging.disable()
+def _progress(scores: Mapping[str, Score], took_s: float) -> str:
+    inputs = sum(score.inputs for score in scores.values())
+    return f"{inputs:,} inputs in {took_s:.0f} s, {sum(score.crashed for score in scores.values())} crashes"
 
 
-def _play(batch: Batch) -> tuple[str, Score]:
-    return batch.name, play(_BY_NAME[batch.name], count=batch.count, seed_number=batch.seed)
-
-
-def _table(scores: dict[str, Score]) -> Iterator[str]:
+def _table(scores: Mapping[str, Score]) -> Iterator[str]:
     yield "| parser | inputs | rejected | accepted | crashes | slowest input |"
     yield "|---|--:|--:|--:|--:|--:|"
     total = Score()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.fakes.eventually import eventually
 from tests.fakes.router_stack import RouterStack, router_stack
 
 _BODY = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
@@ -66,6 +67,20 @@ async def test_a_request_that_could_end_in_two_places_is_refused_and_nothing_aft
     head, rest = await _answered(stack, request_bytes + _HIDDEN)
     assert (head.split(b" ")[1], rest) == (b"400", b"")
     assert stack.prefill.legs == stack.decode.legs == []
+
+
+async def test_chunks_that_cannot_be_read_end_a_body_that_has_begun(stack: RouterStack) -> None:
+    """The turn would hold its place until the time for the body is over."""
+    reader, writer = await asyncio.open_connection(stack.host, stack.router.http_port)
+    async with asyncio.timeout(20):
+        writer.write(_request(_CHUNKED, b"5\r\n" + _BODY[:5] + b"\r\n"))
+        await eventually(lambda: stack.router.admission.held_bytes == 5)
+        writer.write(b"no size\r\n" + _HIDDEN)
+        told = await reader.read()
+    writer.close()
+    assert told.split(b" ")[1] == b"400"
+    assert told.count(b"HTTP/1.") == 1
+    assert stack.router.admission.turn_count == 0
 
 
 @pytest.mark.parametrize("chunk", [b"-1\r\n", b"%x\n" % len(_BODY), b"0x5\r\n", b" 5\r\n", b"f" * 40 + b"\r\n"])
