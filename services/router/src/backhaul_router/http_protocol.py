@@ -188,8 +188,8 @@ class ApiProtocol(web.RequestHandler):
     def _end_broken_body(self) -> None:
         """Ends a body whose chunks cannot be read, and the connection with it.
 
-        aiohttp takes them for a bad request that follows (web_protocol.py, ``data_received``), and the handler would wait
-        for the rest.
+        aiohttp takes them for a bad request that follows (web_protocol.py, ``data_received``), and lets the handler
+        wait for the rest.
         """
         if not self._messages or not isinstance(self._messages[-1][0], web_protocol._ErrInfo):
             return
