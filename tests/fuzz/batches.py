@@ -10,7 +10,7 @@ from tests.fuzz.play import Score, play
 from tests.fuzz.targets import TARGETS
 
 _SIZE = 1_000
-"""Inputs of one piece. Hypothesis remembers what it has drawn, so that long runs grow slow."""
+"""Inputs of one piece."""
 
 _BY_NAME = {target.name: target for target in TARGETS}
 
@@ -45,4 +45,4 @@ def be_silent() -> None:
 
 def played(batch: Batch) -> tuple[str, Score]:
     """Plays a batch."""
-    return batch.name, play(_BY_NAME[batch.name], count=batch.count, seed_number=batch.seed)
+    return batch.name, play(_BY_NAME[batch.name], count=batch.count, seed=batch.seed)

@@ -2,13 +2,18 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
 
 import msgspec
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+Source = Callable[[Random], T]
+"""Makes inputs, the same ones by the same chance."""
 
 DEEP = (40, 400, 20_000)
 """Levels of nesting: some that are sound, some that most parsers take, some that none can take."""
@@ -83,81 +88,103 @@ _ABSENT = object()
 _Path = tuple[Any, ...]
 
 
-def json_of(*samples: Mapping[str, Any]) -> SearchStrategy[bytes]:
+def json_of(*samples: Mapping[str, Any]) -> Source[bytes]:
     """JSON like that of the samples."""
     return edited(_bent(samples, (*_SIMPLE, *_JSON), msgspec.json.encode))
 
 
-def msgpack_of(*samples: Any) -> SearchStrategy[bytes]:
+def msgpack_of(*samples: Any) -> Source[bytes]:
     """Msgpack like that of the samples."""
     return edited(_bent(samples, (*_SIMPLE, *_MSGPACK), msgspec.msgpack.encode))
 
 
-def messages_of(*samples: Message) -> SearchStrategy[bytes]:
+def messages_of(*samples: Message) -> Source[bytes]:
     """Protobuf messages like the samples, serialized."""
 
-    @st.composite
-    def bent(draw: Any) -> bytes:
-        message = copy.deepcopy(samples[draw(st.integers(0, len(samples) - 1))])
-        for _ in range(draw(st.integers(0, 3))):
+    def bent(chance: Random) -> bytes:
+        message = copy.deepcopy(chance.choice(samples))
+        for _ in range(chance.randrange(4)):
             places = list(_places(message))
             if not places:
                 break
-            inner, field = places[draw(st.integers(0, len(places) - 1))]
-            _set(inner, field, draw(st.integers(0, 1_000)))
+            inner, field = chance.choice(places)
+            _set(inner, field, chance.randrange(1_000))
         data: bytes = message.SerializeToString()
         return data
 
-    return edited(bent())
+    return edited(bent)
 
 
-@st.composite
-def edited(draw: Any, sound: SearchStrategy[bytes]) -> bytes:
-    """Bytes of which, about every other time, a few are others, gone, or there twice."""
-    data = bytearray(draw(sound))
-    for _ in range(max(0, draw(st.integers(-3, 3)))):
-        kind, where, size = draw(st.integers(0, 4)), draw(st.integers(0, len(data))), draw(st.integers(1, 40))
-        match kind:
-            case 0:
-                data[where : where + 1] = bytes((draw(st.integers(0, 255)),))
-            case 1:
-                data[where:where] = _BYTES[size % len(_BYTES)]
-            case 2:
-                del data[where : where + size]
-            case 3:
-                data[where:where] = data[where : where + size] * (1 + size % 3)
-            case _:
-                del data[where:]
-    return bytes(data)
-
-
-def samples_of(*samples: bytes) -> SearchStrategy[bytes]:
+def samples_of(*samples: bytes) -> Source[bytes]:
     """Bytes like the samples."""
-    return edited(st.sampled_from(samples))
+    return edited(lambda chance: chance.choice(samples))
 
 
-@st.composite
-def in_pieces(draw: Any, whole: SearchStrategy[bytes]) -> tuple[bytes, ...]:
+def edited(sound: Source[bytes]) -> Source[bytes]:
+    """Bytes of which, every other time, a few are others, gone, or there twice."""
+
+    def edit(chance: Random) -> bytes:
+        data = bytearray(sound(chance))
+        for _ in range(max(0, chance.randint(-3, 3))):
+            _edit(data, chance)
+        return bytes(data)
+
+    return edit
+
+
+def _edit(data: bytearray, chance: Random) -> None:
+    where, size = chance.randint(0, len(data)), chance.randint(1, 40)
+    match chance.randrange(5):
+        case 0:
+            data[where : where + 1] = chance.randbytes(1)
+        case 1:
+            data[where:where] = chance.choice(_BYTES)
+        case 2:
+            del data[where : where + size]
+        case 3:
+            data[where:where] = data[where : where + size] * (1 + size % 3)
+        case _:
+            del data[where:]
+
+
+def in_pieces(whole: Source[bytes]) -> Source[tuple[bytes, ...]]:
     """The same bytes in one to four pieces."""
-    data = draw(whole)
-    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=3)))
-    return tuple(data[start:end] for start, end in zip((0, *cuts), (*cuts, len(data)), strict=True))
+
+    def cut(chance: Random) -> tuple[bytes, ...]:
+        data = whole(chance)
+        cuts = sorted(chance.randint(0, len(data)) for _ in range(chance.randrange(4)))
+        return tuple(data[start:end] for start, end in zip((0, *cuts), (*cuts, len(data)), strict=True))
+
+    return cut
 
 
-def _bent(samples: Sequence[Any], values: Sequence[object], encode: Callable[[Any], bytes]) -> SearchStrategy[bytes]:
+def lists_of(item: Source[T], *, most: int, least: int = 0) -> Source[list[T]]:
+    """Lists of a few of them."""
+    return lambda chance: [item(chance) for _ in range(chance.randint(least, most))]
+
+
+def one_of(*sources: Source[T]) -> Source[T]:
+    """Now of one, now of another."""
+    return lambda chance: chance.choice(sources)(chance)
+
+
+def made_of(source: Source[T], make: Callable[[T], U]) -> Source[U]:
+    """What is made of each of them."""
+    return lambda chance: make(source(chance))
+
+
+def _bent(samples: Sequence[Any], values: Sequence[object], encode: Callable[[Any], bytes]) -> Source[bytes]:
     known = [(sample, list(_paths(sample))) for sample in samples]
     values = (*values, _ABSENT)
 
-    @st.composite
-    def bent(draw: Any) -> bytes:
-        sample, paths = known[draw(st.integers(0, len(known) - 1))]
+    def bent(chance: Random) -> bytes:
+        sample, paths = chance.choice(known)
         document = copy.deepcopy(sample)
-        for _ in range(draw(st.integers(0, 3))):
-            path = paths[draw(st.integers(0, len(paths) - 1))]
-            _put(document, path, values[draw(st.integers(0, len(values) - 1))])
+        for _ in range(chance.randrange(4)):
+            _put(document, chance.choice(paths), chance.choice(values))
         return encode(document)
 
-    return bent()
+    return bent
 
 
 def _paths(value: Any, path: _Path = ()) -> Iterator[_Path]:

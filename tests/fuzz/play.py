@@ -4,9 +4,8 @@ import hashlib
 import time
 import traceback
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
-
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.fuzz.target import Target
 
@@ -58,23 +57,11 @@ class Score:
                 self.crashes.setdefault(kind, crash)
 
 
-def play(target: Target, *, count: int, seed_number: int) -> Score:
-    """Plays ``count`` inputs or a few less: the same ones for the same seed."""
-    score, began = Score(), time.perf_counter()
-
-    @seed(seed_number)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(target.inputs)
-    def one(value: Any) -> None:
-        _count(score, target, value)
-
-    one()
+def play(target: Target, *, count: int, seed: int) -> Score:
+    """Plays ``count`` inputs: the same ones for the same seed."""
+    score, chance, began = Score(), Random(seed), time.perf_counter()
+    for _ in range(count):
+        _count(score, target, target.inputs(chance))
     score.seconds = time.perf_counter() - began
     return score
 

@@ -3,17 +3,16 @@
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
-from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from backhaul_common.errors import BackhaulError
 from backhaul_common.status import to_status
-from tests.fuzz.inputs import messages_of
+from tests.fuzz.inputs import Source, lists_of, made_of, messages_of, one_of
 from tests.fuzz.running import run
 from tests.fuzz.target import Target
 
@@ -51,20 +50,28 @@ class CallContext:
 
 
 def target_of(
-    name: str, service: ServiceDescriptor, made: Callable[[], object], samples: Mapping[str, Sequence[Message]]
+    name: str,
+    service: ServiceDescriptor,
+    made: Callable[[], object],
+    samples: Mapping[str, Sequence[Message]],
+    within: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Target:
-    """Returns the target of a whole service. ``made`` makes a servicer for each call; ``samples`` has every method."""
-    inputs = [
-        st.tuples(st.just(method), st.lists(messages_of(*given), min_size=1, max_size=3))
-        for method, given in samples.items()
-    ]
+    """Returns the target of a whole service.
+
+    ``made`` makes a servicer for each call, which runs ``within`` something; ``samples`` has every method.
+    """
+    calls = [_calls(method, given) for method, given in samples.items()]
     reads = tuple(f"rpc:{service.full_name}/{method}" for method in samples)
 
     def accepts(call: Call) -> bool:
-        return run(_accepts(service, made, call))
+        with within():
+            return run(_accepts(service, made, call))
 
-    both: SearchStrategy[Call] = st.one_of(inputs)
-    return Target(name, reads, both, accepts)
+    return Target(name, reads, one_of(*calls), accepts)
+
+
+def _calls(method: str, samples: Sequence[Message]) -> Source[Call]:
+    return made_of(lists_of(messages_of(*samples), least=1, most=3), lambda messages: (method, messages))
 
 
 async def _accepts(service: ServiceDescriptor, made: Callable[[], object], call: Call) -> bool:

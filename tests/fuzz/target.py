@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis.strategies import SearchStrategy
+from tests.fuzz.inputs import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,6 @@ class Target:
     name: str
     reads: tuple[str, ...]
     """Where bytes are taken apart: ``module:name``, as `sites` finds them in the source."""
-    inputs: SearchStrategy[Any]
+    inputs: Source[Any]
     accepts: Callable[[Any], bool]
     """Tells whether an input is taken. Raises for nothing but a fault: parsers refuse by errors that it knows."""

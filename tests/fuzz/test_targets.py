@@ -46,7 +46,7 @@ def test_targets_differ_in_name_and_place() -> None:
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_no_input_makes_a_parser_fail_otherwise_than_it_says(target: Target) -> None:
-    score = play(target, count=150, seed_number=1)
+    score = play(target, count=300, seed=1)
     assert {kind: crash.given for kind, crash in score.crashes.items()} == {}
     assert score.accepted, "nothing sound is among the inputs"
     assert score.rejected, "nothing unsound is among the inputs"
@@ -60,7 +60,7 @@ def test_a_parser_that_fails_is_noticed() -> None:
 
     body = next(target for target in TARGETS if target.name == "engine errors")
     faulty = Target("faulty", (), body.inputs, fails_at_a_bracket)
-    score = play(faulty, count=300, seed_number=1)
+    score = play(faulty, count=300, seed=1)
     (crash,) = score.crashes.values()
     assert b"[" in crash.given
     assert "LookupError: a fault" in crash.trace

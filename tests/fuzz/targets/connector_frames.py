@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from hypothesis import strategies as st
 
 from backhaul_connector import wire
 from backhaul_node_agent import convert
@@ -15,7 +14,7 @@ from backhaul_registry import convert as registry_convert
 from backhaul_registry.core import rules
 from tests.fakes.block_sets import report
 from tests.fakes.clock import FakeClock
-from tests.fuzz.inputs import json_of
+from tests.fuzz.inputs import json_of, one_of
 from tests.fuzz.target import Target
 
 _HELLO = wire.Hello(
@@ -99,7 +98,7 @@ TARGETS = (
     Target(
         "connector to agent",
         ("backhaul_connector.wire:_decode_from_connector", "backhaul_node_agent.convert:block_set"),
-        st.one_of(json_of(*_documents(*_SAID)), json_of(*_documents(*_SAID[2:4]))),
+        one_of(json_of(*_documents(*_SAID)), json_of(*_documents(*_SAID[2:4]))),
         _from_connector,
     ),
     Target(

@@ -1,9 +1,9 @@
 """What an agent learns from the server beside it: health, figures, models, handshakes, KV events, hand-offs."""
 
+from random import Random
 from typing import Any
 
 import msgspec
-from hypothesis import strategies as st
 
 from backhaul_common.errors import UnavailableError
 from backhaul_connector.clocks import read_clock
@@ -11,7 +11,7 @@ from backhaul_node_agent import engine_probe, engine_requests, kv_events
 from backhaul_node_agent.core import bounds
 from backhaul_node_agent.core.cached import Cached
 from backhaul_node_agent.core.progress import Progress, read_figures, request_count
-from tests.fuzz.inputs import json_of, msgpack_of, samples_of
+from tests.fuzz.inputs import json_of, lists_of, made_of, msgpack_of, one_of, samples_of
 from tests.fuzz.target import Target
 
 _METADATA = {
@@ -49,10 +49,15 @@ def _inner(metadata: bytes) -> bytes:
     return msgspec.msgpack.encode({**_PAYLOAD, "agent_metadata_bytes": metadata})
 
 
-_PARTS = st.one_of(
-    st.tuples(st.one_of(msgpack_of(_PAYLOAD), msgpack_of(_METADATA).map(_inner)), samples_of(_CLOCK)).map(list),
-    st.lists(samples_of(_CLOCK, msgspec.msgpack.encode(_PAYLOAD)), max_size=3),
-)
+_PAYLOADS = one_of(msgpack_of(_PAYLOAD), made_of(msgpack_of(_METADATA), _inner))
+_CLOCKS = samples_of(_CLOCK)
+
+
+def _parts(chance: Random) -> list[bytes]:
+    return [_PAYLOADS(chance), _CLOCKS(chance)]
+
+
+_PARTS = one_of(_parts, _parts, lists_of(samples_of(_CLOCK, msgspec.msgpack.encode(_PAYLOAD)), most=3))
 
 _STORED = {
     "type": "BlockStored",
@@ -69,6 +74,10 @@ _STORED = {
 }
 _REMOVED = {"type": "BlockRemoved", "block_hashes": [7], "medium": "GPU", "group_idx": 0}
 _BATCH: list[Any] = [1.5, [_STORED, _REMOVED, {"type": "AllBlocksCleared"}, {"type": "Else"}], 0]
+
+
+def _message(batch: bytes) -> list[bytes]:
+    return [b"", bytes(8), batch]
 
 
 def _events(parts: list[bytes]) -> bool:
@@ -152,10 +161,10 @@ TARGETS = (
             "backhaul_node_agent.kv_events:_tags",
             "backhaul_node_agent.kv_events:_events",
         ),
-        st.one_of(
-            msgpack_of(_BATCH).map(lambda batch: [b"", bytes(8), batch]),
-            msgpack_of([1.5, [_STORED]], [1.5, [_REMOVED]]).map(lambda batch: [b"", bytes(8), batch]),
-            st.lists(samples_of(b"", bytes(8), msgspec.msgpack.encode(_BATCH)), max_size=4),
+        one_of(
+            made_of(msgpack_of(_BATCH), _message),
+            made_of(msgpack_of([1.5, [_STORED]], [1.5, [_REMOVED]]), _message),
+            lists_of(samples_of(b"", bytes(8), msgspec.msgpack.encode(_BATCH)), most=4),
         ),
         _events,
     ),

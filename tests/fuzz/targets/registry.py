@@ -2,13 +2,14 @@
 
 import asyncio
 from typing import Any
+from unittest.mock import patch
 
 from google.protobuf.duration_pb2 import Duration
 
 from backhaul.registry.v1 import registry_pb2 as pb
 from backhaul_common.errors import UnavailableError
 from backhaul_common.etcd import KeyValue
-from backhaul_registry import convert
+from backhaul_registry import convert, index_service
 from backhaul_registry.core import rules
 from backhaul_registry.etcd_store import NodeStore, PointerStore
 from backhaul_registry.hub import Hub, Subscription
@@ -18,7 +19,7 @@ from backhaul_registry.node_service import NodeService
 from backhaul_registry.records import Records
 from tests.fakes import samples
 from tests.fakes.etcd import FakeEtcd
-from tests.fuzz.inputs import messages_of
+from tests.fuzz.inputs import made_of, messages_of
 from tests.fuzz.rpc import target_of
 from tests.fuzz.target import Target
 
@@ -43,6 +44,10 @@ def _index() -> IndexService:
 
 def _nodes() -> NodeService:
     return NodeService(NodeStore(FakeEtcd(), _KEYS, Records(_KEYS)), _NoWatch(), asyncio.Event())
+
+
+def _versioned(message: bytes) -> bytes:
+    return b"\x01" + message
 
 
 def _read_node(data: bytes) -> bool:
@@ -82,6 +87,8 @@ TARGETS = (
             "ListBlockSets": [pb.ListBlockSetsRequest(scope="scope", page_size=5, page_token="azE=")],
             "WatchBlockSets": [pb.WatchBlockSetsRequest(scope="scope", start_revision=4, start_digest=5)],
         },
+        # A stream that has ended waits so long to see whether its client has left.
+        within=lambda: patch.object(index_service, "_CANCELLATION_S", 0.0),
     ),
     target_of(
         "registry nodes",
@@ -102,13 +109,13 @@ TARGETS = (
     Target(
         "nodes in etcd",
         ("backhaul_registry.records:Records.read_node",),
-        messages_of(samples.node()).map(lambda data: b"\x01" + data),
+        made_of(messages_of(samples.node()), _versioned),
         _read_node,
     ),
     Target(
         "pointers in etcd",
         ("backhaul_registry.records:Records.read_pointer",),
-        messages_of(samples.pointer()).map(lambda data: b"\x01" + data),
+        made_of(messages_of(samples.pointer()), _versioned),
         _read_pointer,
     ),
 )

@@ -3,7 +3,6 @@
 from typing import Any
 
 import msgspec
-from hypothesis import strategies as st
 
 from backhaul_connector.wire import PARAMS_KEY
 from backhaul_router.core.body import Endpoint, TurnBody, parse_body
@@ -11,7 +10,7 @@ from backhaul_router.core.errors import ApiError
 from backhaul_router.core.kinds import decode_alone, text_only, tokens_certain
 from backhaul_router.core.legs import decode_body, prefill_body, prompt_tokens_in, tokenize_body
 from backhaul_router.core.lookup import keys_of, scope_of
-from tests.fuzz.inputs import json_of
+from tests.fuzz.inputs import json_of, made_of, one_of
 from tests.fuzz.target import Target
 
 _FORBIDDEN = {"request_id", "session_id", "ec_transfer_params"}
@@ -100,9 +99,9 @@ TARGETS = (
             "backhaul_router.core.body:_decode_raw",
             "backhaul_router.core.lookup:keys_of",
         ),
-        st.one_of(
-            st.tuples(st.just(Endpoint.CHAT), json_of(_CHAT, _STOLEN_CHAT)),
-            st.tuples(st.just(Endpoint.COMPLETIONS), json_of(_COMPLETION)),
+        one_of(
+            made_of(json_of(_CHAT, _STOLEN_CHAT), lambda body: (Endpoint.CHAT, body)),
+            made_of(json_of(_COMPLETION), lambda body: (Endpoint.COMPLETIONS, body)),
         ),
         _accepts,
     ),
