@@ -45,7 +45,7 @@ def _play(work: Sequence[Batch], scores: Mapping[str, Score], *, processes: int,
     began = said = time.monotonic()
     # Not forked: gRPC's threads do not survive that.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, be_silent, max_tasks_per_child=100) as pool:
+    with ProcessPoolExecutor(processes, context, be_silent) as pool:
         for future in as_completed([pool.submit(played, batch) for batch in work]):
             name, score = future.result()
             scores[name].add(score)
