@@ -63,6 +63,10 @@ test: $(ENVIRONMENTS) ## Runs all tests: unit, contract, integration with etcd, 
 soak: $(if $(ENVIRONMENTS),install-services) ## Plays 200,000 random turns on simulated engines, every text checked (ARGS=--help for options)
 	@$(BIN)/python -m tests.soak $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(if $(ENVIRONMENTS),install-services) ## Gives every parser 1,000,000 inputs in all that nobody sends in earnest (ARGS=--help for options)
+	@$(BIN)/python -m tests.fuzz $(ARGS)
+
 .PHONY: replay
 replay: $(if $(ENVIRONMENTS),install-services) ## What each retention policy would save on a trace of turns, in virtual time (ARGS=--help for options)
 	@$(BIN)/python -m backhaul_replay $(ARGS)

@@ -52,7 +52,7 @@ class Seen:
 
 @contextlib.asynccontextmanager
 async def probing(
-    context: zmq.asyncio.Context, url: str, port: int, ranks: tuple[int, ...] = (0,)
+    context: zmq.asyncio.Context, url: str, port: int, ranks: tuple[int, ...] = (0,), api_key: str = ""
 ) -> AsyncIterator[Seen]:
     seen = Seen()
     probe = EngineProbe(
@@ -62,6 +62,7 @@ async def probing(
         clock=FastClock(),
         ranks=lambda: ranks,
         stall_s=20.0,
+        api_key=api_key,
     )
     running = asyncio.create_task(probe.run(seen.servers.append, seen.engines.__setitem__))
     try:
@@ -150,6 +151,21 @@ def figures(*, running: int, waiting: int, tokens: int) -> str:
     )
 
 
+async def test_a_server_that_asks_for_a_key_names_its_models_to_its_agent(context: zmq.asyncio.Context) -> None:
+    """vLLM's ``--api-key`` guards all under /v1 (entrypoints/serve/middleware/authenticate.py)."""
+    async with FakeVllmHttp() as http:
+        http.api_key = "secret"
+        async with probing(context, http.url, 1, api_key="secret") as seen:
+            await seen.becomes(lambda facts: facts.healthy and facts.models == ("model-1",))
+
+
+async def test_a_server_cannot_send_its_agent_elsewhere(context: zmq.asyncio.Context) -> None:
+    async with FakeVllmHttp() as elsewhere, FakeVllmHttp() as http, probing(context, http.url, 1) as seen:
+        http.moved_to = f"{elsewhere.url}/health"
+        await seen.becomes(lambda facts: facts.problem == "the server's health check answers 307")
+        assert elsewhere.requests == []
+
+
 async def test_a_proxy_in_the_environment_is_ignored(
     context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +238,17 @@ async def test_a_long_version_is_cut(context: zmq.asyncio.Context) -> None:
         http.body = b'{"version":"' + b"v" * 5_000 + b'"}'
         await seen.becomes(lambda facts: facts.version.startswith("vvv"))
         assert len(seen.server.version.encode()) <= MAX_TEXT_BYTES
+
+
+async def test_a_side_channel_that_sends_without_end_is_cut_off(
+    context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_probe, "_MAX_REPLY_BYTES", 1_000)
+    monkeypatch.setattr(engine_probe, "_SIDE_CHANNEL_S", 0.5)
+    with FakeSideChannel() as channel:
+        channel.parts = [handshake_payload("engine-1", agent_metadata=bytes(2_000))]
+        with pytest.raises(SideChannelError, match="no answer"):
+            await SideChannel(context).ask("127.0.0.1", channel.port)
 
 
 async def test_a_side_channel_that_is_silent_is_given_up_in_time(context: zmq.asyncio.Context) -> None:

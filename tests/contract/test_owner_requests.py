@@ -30,6 +30,8 @@ class FakeServer:
     """Answers completions with what it was given."""
 
     status: int = 200
+    moved_to: str = ""
+    """Where it sends requests on to; empty for nowhere."""
     body: bytes = b""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -52,7 +54,8 @@ class FakeServer:
                 await asyncio.Event().wait()
             finally:
                 self.aborted += 1
-        response = web.StreamResponse(status=self.status, headers={"Content-Type": "application/json"})
+        where = {"location": self.moved_to} if self.moved_to else {}
+        response = web.StreamResponse(status=self.status, headers={"Content-Type": "application/json", **where})
         await response.prepare(request)
         if self.halting is not None:
             await response.write(self.body[:10])
@@ -98,6 +101,14 @@ async def test_the_request_is_a_prefill_leg_of_one_token() -> None:
     assert server.headers[0]["Authorization"] == "Bearer secret"
     assert (kept.hand_off_id, kept.engine_id, kept.token_count) == ("cmpl-1", "engine-d", 33)
     assert (kept.computed_count, kept.expiry, len(kept.block_ids)) == (1, None, 3)
+
+
+async def test_a_server_cannot_send_prompt_and_key_elsewhere() -> None:
+    async with serving() as elsewhere, serving() as server, EngineRequests(server.url, api_key="secret") as requests:
+        server.status, server.moved_to = 307, f"{elsewhere.url}/v1/completions"
+        with pytest.raises(UnavailableError, match="answers 307"):
+            await keep(requests)
+    assert elsewhere.bodies == []
 
 
 async def test_what_the_connector_adds_is_read_and_not_passed_on() -> None:

@@ -28,6 +28,8 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
 
     def __init__(self) -> None:
         self._spans: list[CollectedSpan] = []
+        self.raw = b""
+        """All that arrived."""
         self._arrived = threading.Condition()
         self._server = grpc.server(ThreadPoolExecutor(4))
         self.port = 0
@@ -46,6 +48,7 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
 
     def Export(self, request: Any, context: Any) -> Any:
         with self._arrived:
+            self.raw += request.SerializeToString()
             for resource in request.resource_spans:
                 service = _attributes(resource.resource.attributes).get("service.name", "")
                 for span in (span for scope in resource.scope_spans for span in scope.spans):

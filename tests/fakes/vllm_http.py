@@ -16,6 +16,10 @@ class FakeVllmHttp:
     def __init__(self, *, tls: Identity | None = None) -> None:
         self._tls = tls
         self.healthy = True
+        self.api_key = ""
+        """Without it nobody is told the models; empty: everybody is."""
+        self.moved_to = ""
+        """Where health checks are sent on to; empty for nowhere."""
         self.late_count = 0
         """Health checks that will not be answered."""
         self.models = ["model-1"]
@@ -62,10 +66,14 @@ class FakeVllmHttp:
         if self.late_count:
             self.late_count -= 1
             await asyncio.Event().wait()
+        if self.moved_to:
+            return web.Response(status=307, headers={"location": self.moved_to})
         return web.Response(status=200 if self.healthy else 503)
 
     async def _list_models(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(request.path)
+        if self.api_key and request.headers.get("authorization") != f"Bearer {self.api_key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
         if self.body is not None:
             return web.Response(body=self.body)
         data = [{"id": name, "object": "model", "max_model_len": 4096} for name in self.models]

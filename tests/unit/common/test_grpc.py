@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from opentelemetry import trace
+from opentelemetry import propagate, trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from backhaul.registry.v1 import registry_pb2 as registry
@@ -124,6 +124,49 @@ async def test_an_unknown_exception_is_logged_and_sent_without_detail(caplog: py
             await list_nodes(channel)
     assert caught.value.code() == grpc.StatusCode.INTERNAL
     assert "hunter2" not in str(caught.value.details())
+
+
+async def test_an_unknown_exception_is_told_to_no_span(spans: InMemorySpanExporter) -> None:
+    async with serving(raising(RuntimeError("password is hunter2"))) as (_, channel):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await list_nodes(channel)
+    finished = spans.get_finished_spans()
+    assert {span.kind for span in finished} == {trace.SpanKind.SERVER, trace.SpanKind.CLIENT}
+    assert [span.name for span in finished if "hunter2" in span.to_json()] == []
+
+
+async def test_of_what_a_caller_sends_only_its_trace_goes_further(spans: InMemorySpanExporter) -> None:
+    further: dict[str, str] = {}
+
+    async def answer(_context: Any) -> registry.ListNodesResponse:
+        propagate.inject(further)
+        return registry.ListNodesResponse()
+
+    parent = f"00-{'a' * 32}-{'b' * 16}-01"
+    async with serving(answer) as (server, _), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        metadata = (("traceparent", parent), ("baggage", "secret=hunter2"), ("user-agent", "hunter2"))
+        await NodeServiceStub(channel).ListNodes(registry.ListNodesRequest(), timeout=5, metadata=metadata)
+    assert further.keys() == {"traceparent"}
+    assert further["traceparent"].startswith(parent[:35])
+    assert [span.name for span in spans.get_finished_spans() if "hunter2" in span.to_json()] == []
+
+
+class _Garbled(grpc.RpcError):
+    """A call that failed, with details that are no message."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "upstream connect error"
+
+    def trailing_metadata(self) -> Any:
+        return (("grpc-status-details-bin", b"\xff\xff"),)
+
+
+def test_details_that_somebody_on_the_way_garbled_are_left_out() -> None:
+    error = to_error(_Garbled())
+    assert (type(error), error.reason) == (errors.UnavailableError, "UNAVAILABLE")
 
 
 async def test_a_timeout_inside_the_handler_is_deadline_exceeded() -> None:

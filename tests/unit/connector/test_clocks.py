@@ -1,5 +1,6 @@
 """Clocks of other engines: what is certain of them, and what is not."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -254,12 +255,23 @@ def test_another_engine_at_the_same_port_is_not_taken_for_it() -> None:
 CLOCK = msgspec.msgpack.encode(5.0)
 
 
+def test_an_engine_that_sends_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks_module, "_MAX_REPLY_BYTES", 1_000)
+    monkeypatch.setattr(clocks_module, "_TIMEOUT_MS", 300)
+    with FakeSideChannel("d") as channel:
+        channel.parts = [handshake_payload("d", agent_metadata=bytes(2_000)), CLOCK]
+        assert measure_offset("127.0.0.1", channel.port, "d") is None
+
+
 @pytest.mark.parametrize(
     "parts",
     [
         pytest.param([handshake_payload("d")], id="no clock"),
         pytest.param([handshake_payload("d"), CLOCK, CLOCK], id="a part too many"),
         pytest.param([handshake_payload("d"), msgspec.msgpack.encode("noon")], id="a clock that is no number"),
+        pytest.param([handshake_payload("d"), msgspec.msgpack.encode(math.nan)], id="a clock that shows no time"),
+        pytest.param([b"\x91" * 20_000 + b"\xc0", CLOCK], id="nested too deeply"),
+        pytest.param([handshake_payload("d"), b"\x91" * 20_000 + b"\xc0"], id="a clock nested too deeply"),
         pytest.param([b"", CLOCK], id="nothing"),
         pytest.param([b"\xc1", CLOCK], id="no msgpack"),
         pytest.param([msgspec.msgpack.encode([1]), CLOCK], id="a payload of another shape"),

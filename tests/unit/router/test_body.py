@@ -4,6 +4,8 @@ import pytest
 
 from backhaul_router.core.body import Endpoint, parse_body
 from backhaul_router.core.errors import ApiError
+from backhaul_router.core.lookup import keys_of
+from backhaul_router.core.shape import MAX_DEPTH, MAX_NESTED
 from tests.unit.router.bodies import chat, completion
 
 
@@ -15,6 +17,9 @@ from tests.unit.router.bodies import chat, completion
         pytest.param(b"[1]", None, id="an array"),
         pytest.param(b'{"model": "m", "messages": [{"role": "user", "content": "\xff"}]}', None, id="not UTF-8"),
         pytest.param(b"[" * 100_000, None, id="nested too deep"),
+        pytest.param(b'{"model": "m", "x": ' + b"[" * 100 + b"]" * 100 + b"}", None, id="deeper than the limit"),
+        pytest.param(b'{"model": "m", "x": ' + b"[" * 950 + b"]" * 950 + b"}", None, id="too deep to write again"),
+        pytest.param(b'{"model": "m", "x": [' + b"{}," * 50_000 + b"1]}", None, id="too many objects"),
         pytest.param(b'{"messages": [{"role": "user"}]}', "model", id="no model"),
         pytest.param(b'{"model": 3, "messages": [{"role": "user"}]}', "model", id="model is a number"),
         pytest.param(b'{"model": "m", "messages": [{"role": "user"}], "session_id": 7}', "session_id", id="session"),
@@ -38,6 +43,14 @@ def test_a_bad_chat_body_is_a_400_that_names_the_field(data: bytes, param: str |
     with pytest.raises(ApiError) as caught:
         parse_body(Endpoint.CHAT, data)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_as_deep_and_as_manifold_as_the_limits_is_accepted() -> None:
+    deep, many = b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1), b"{}," * (MAX_NESTED - 10)
+    for value in (deep, b"[" + many + b"1]", b'"' + b"[{" * MAX_NESTED + b'"'):
+        keys_of(
+            parse_body(Endpoint.CHAT, b'{"model":"m","messages":[{"role":"user"}],"tools":[],"x":' + value + b"}"), None
+        )
 
 
 @pytest.mark.parametrize("prompt", [b'""', b"[]", b"7", b"null"])

@@ -1,7 +1,6 @@
 """Traces: which turns came when, and how long they were. JSON lines, one turn each."""
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -94,7 +93,7 @@ def render(trace: Trace) -> Iterator[str]:
 def _turn(line: str) -> Turn:
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise TraceError(f"an object is expected, not {line.strip()[:60]}")
@@ -144,8 +143,7 @@ def _seconds(fields: Mapping[str, object], name: str) -> float | None:
     value = fields.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise TraceError(f"{name} must be a number of seconds, got {value!r}")
-    if not 0 <= value <= MAX_SECONDS:
-        raise TraceError(f"{name} must be from 0 to {MAX_SECONDS:.0f} seconds, got {value!r}")
+    # NaN is between no two numbers.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_SECONDS:
+        raise TraceError(f"{name} must be a number of seconds from 0 to {MAX_SECONDS:.0f}, got {value!r}")
     return float(value)

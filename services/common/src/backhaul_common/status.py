@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
@@ -121,10 +121,11 @@ def to_error(error: grpc.RpcError) -> BackhaulError:
 def _error_info(error: grpc.RpcError) -> ErrorInfo | None:
     try:
         status = rpc_status.from_call(error)
-    except ValueError:
-        return None
-    for detail in status.details if status is not None else ():
-        info = ErrorInfo()
-        if detail.Unpack(info) and info.domain == DOMAIN:
-            return info
+        for detail in status.details if status is not None else ():
+            info = ErrorInfo()
+            if detail.Unpack(info) and info.domain == DOMAIN:
+                return info
+    except (ValueError, DecodeError):
+        # Whoever answered, it was not one of ours.
+        pass
     return None

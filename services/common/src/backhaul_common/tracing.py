@@ -52,17 +52,27 @@ def _text(method: str | bytes) -> str:
 
 
 class _ServerInterceptor(OpenTelemetryAioServerInterceptor):
-    """Keeps the span out of the context while a stream is suspended.
+    """Takes of the caller its trace and nothing else, and puts into the span neither the caller's words nor errors'.
 
-    The base attaches it across ``yield``; when gRPC drops the generator of a cancelled stream, it is closed in another
-    context and detaching fails (opentelemetry-python-contrib#2357).
+    The base passes on what the caller sends as baggage, and records exceptions with all that led to them.
+
+    Keeps the span out of the context while a stream is suspended. The base attaches it across ``yield``; when gRPC
+    drops the generator of a cancelled stream, it is closed in another context and detaching fails
+    (opentelemetry-python-contrib#2357).
     """
+
+    def _intercept_aio_server_unary(self, behavior: Any, handler_call_details: Any) -> Any:
+        async def unary(request: Any, context: Any) -> Any:
+            span = self._span(_text(handler_call_details.method), context)
+            with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+                return await behavior(request, _OpenTelemetryAioServicerContext(context, span))
+
+        return unary
 
     def _intercept_aio_server_stream(self, behavior: Any, handler_call_details: Any) -> Any:
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            with self._set_remote_context(context):
-                span = self._stream_span(_text(handler_call_details.method))
-                current = trace.set_span_in_context(span)
+            span = self._span(_text(handler_call_details.method), context)
+            current = trace.set_span_in_context(span)
             responses = behavior(request, _OpenTelemetryAioServicerContext(context, span))
             try:
                 async for response in _within(current, responses):
@@ -76,10 +86,11 @@ class _ServerInterceptor(OpenTelemetryAioServerInterceptor):
 
         return stream
 
-    def _stream_span(self, path: str) -> Span:
+    def _span(self, path: str, context: Any) -> Span:
         service, _, method = path.lstrip("/").partition("/")
         attributes = {RPC_SYSTEM: "grpc", RPC_SERVICE: service, RPC_METHOD: method}
-        span: Span = self._tracer.start_span(path, kind=SpanKind.SERVER, attributes=attributes)
+        with self._set_remote_context(context):
+            span: Span = self._tracer.start_span(path, kind=SpanKind.SERVER, attributes=attributes)
         return span
 
 

@@ -125,8 +125,8 @@ class App:
             )
             events = KvEvents(context, config.kv_events_address, self._clock) if config.kv_events_address else None
             engine_tls = CallerContext(self._engine_tls) if self._engine_tls else None
-            api_key = _read_key(config.engine_key_file)
-            requests = EngineRequests(config.engine_url, api_key=api_key, tls=engine_tls)
+            engine_key = _read_key(config.engine_key_file)
+            requests = EngineRequests(config.engine_url, api_key=engine_key, tls=engine_tls)
             self._harvest = Harvest(
                 owner=self._owner,
                 events=events,
@@ -163,6 +163,7 @@ class App:
                 ranks=self._ranks,
                 stall_s=config.stall_s,
                 tls=engine_tls,
+                api_key=engine_key,
             )
             self._load_watch = LoadWatch(self._engine_loads.loads, self._clock)
             grpc_server = GrpcServer(

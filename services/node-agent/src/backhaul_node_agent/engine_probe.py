@@ -35,6 +35,8 @@ _MODELS_EVERY_S = 5.0
 _SIDE_CHANNEL_EVERY_S = 5.0
 _MAX_MODELS = 1_000
 _MAX_BODY_BYTES = 4 * 1024 * 1024
+_MAX_REPLY_BYTES = 16 * 1024 * 1024
+"""Longest part of a side channel's reply, mostly NIXL's metadata; a peer that sends more is cut off."""
 
 
 OnClock = Callable[[int, str, float, float | None, float], None]
@@ -83,6 +85,7 @@ class SideChannel:
         with self._context.socket(zmq.REQ) as socket:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.IPV6, 1)
+            socket.setsockopt(zmq.MAXMSGSIZE, _MAX_REPLY_BYTES)
             try:
                 socket.connect(f"tcp://{join_address(host, port)}")
                 async with asyncio.timeout(_SIDE_CHANNEL_S):
@@ -132,8 +135,9 @@ class EngineProbe:
         ranks: Callable[[], Iterable[int]],
         stall_s: float,
         tls: CallerContext | None = None,
+        api_key: str = "",
     ) -> None:
-        """`side_channel` is that of rank 0; `ranks` names the data-parallel ranks to ask.
+        """`side_channel` is that of rank 0; `ranks` names the data-parallel ranks to ask; `api_key` is the server's.
 
         An engine that has requests and stands still for `stall_s` seconds is not healthy, whatever the server says.
         """
@@ -144,6 +148,7 @@ class EngineProbe:
         self._ranks = ranks
         self._progress = Progress(stall_s)
         self._tls = tls
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def run(
         self,
@@ -158,7 +163,8 @@ class EngineProbe:
         """
         timeout = aiohttp.ClientTimeout(total=_HTTP_S)
         # `trust_env` stays off: the server is beside this agent, no proxy is on the way.
-        async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as http, asyncio.TaskGroup() as group:
+        session = aiohttp.ClientSession(timeout=timeout, trust_env=False, headers=self._headers)
+        async with session as http, asyncio.TaskGroup() as group:
             group.create_task(self._watch_server(http, on_server, on_load))
             group.create_task(self._watch_engines(on_engine, on_clock))
 
@@ -225,13 +231,13 @@ class EngineProbe:
             async with self._get(http, path) as response:
                 if response.status != 200:
                     return None
-                return msgspec.json.decode(await _body(response))
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, RecursionError) as error:
+                return document_in(await _body(response))
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             _log.debug("engine did not answer", path=path, error=type(error).__name__)
             return None
 
     def _get(self, http: aiohttp.ClientSession, path: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        return http.get(self._url + path, ssl=self._tls.current() if self._tls else True)
+        return http.get(self._url + path, allow_redirects=False, ssl=self._tls.current() if self._tls else True)
 
     async def _watch_engines(self, on_engine: Callable[[int, SideChannelFacts], None], on_clock: OnClock) -> None:
         told: dict[int, str] = {}
@@ -267,6 +273,14 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
     while len(body) < _MAX_BODY_BYTES and (piece := await response.content.readany()):
         body += piece
     return bytes(body[:_MAX_BODY_BYTES])
+
+
+def document_in(body: bytes) -> object:
+    """Returns what a JSON body says. Raises ValueError."""
+    try:
+        return msgspec.json.decode(body)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def _names(models: object, *, bases: bool = False) -> tuple[str, ...]:

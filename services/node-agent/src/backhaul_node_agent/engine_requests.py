@@ -123,6 +123,8 @@ class EngineRequests:
                 f"{self._url}/v1/completions",
                 data=msgspec.json.encode(body),
                 headers=headers,
+                # Elsewhere nobody is to get the key and the prompt.
+                allow_redirects=False,
                 ssl=self._tls.current() if self._tls else True,
             )
             raw = await self._whole(response, left_over)

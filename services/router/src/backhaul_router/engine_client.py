@@ -11,9 +11,9 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 import aiohttp
-import msgspec
 
 from backhaul_common.tls import CallerContext
+from backhaul_router.core.engine_lists import models_in, tokens_in
 from backhaul_router.core.engines import EngineError, Failure, Reply
 from backhaul_router.core.errors import engine_answer, too_large
 from backhaul_router.core.opening import Opening, opening_of
@@ -167,10 +167,7 @@ class EngineClient:
     async def tokenize(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> list[int]:
         """Returns the token ids of a prompt. Raises EngineError; an empty list means that the engine refused."""
         reply = await self._whole("POST", url, body, headers, min(timeout_s, _TOKENIZE_TIMEOUT_S))
-        try:
-            return msgspec.json.decode(reply.body, type=_Tokens).tokens if reply.status == 200 else []
-        except (msgspec.MsgspecError, ValueError):
-            return []
+        return tokens_in(reply.body) if reply.status == 200 else []
 
     async def models(self, url: str, headers: Mapping[str, str]) -> list[dict[str, Any]]:
         """Returns the entries of `/v1/models`. Raises EngineError, or ApiError when the engine blames the client."""
@@ -180,8 +177,8 @@ class EngineClient:
         if reply.status >= 400:
             raise engine_answer(reply.status, reply.body, reply.headers)
         try:
-            return msgspec.json.decode(reply.body, type=_Models).data
-        except (msgspec.MsgspecError, ValueError) as error:
+            return models_in(reply.body)
+        except ValueError as error:
             raise EngineError(Failure.FAULT) from error
 
     async def health_failure(self, url: str) -> Failure | None:
@@ -277,14 +274,6 @@ class EngineClient:
         session = self._session if pooled else self._unpooled
         assert session is not None, "not entered"
         return session
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
-class _Models(msgspec.Struct):
-    data: list[dict[str, Any]]
 
 
 async def _opening(response: aiohttp.ClientResponse) -> bytes:

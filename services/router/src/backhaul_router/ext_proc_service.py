@@ -149,17 +149,17 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
             raise ApiError(400, "there is no body")
         if request.buffered:
             await exchange.write(pb.ProcessingResponse(request_headers=pb.HeadersResponse()))
-        pieces: list[bytes] = []
+        body = bytearray()
         try:
             async with asyncio.timeout(self._receive_s):
                 async for piece in self._pieces(exchange, request):
                     if held.byte_count + len(piece) > self._body_limit_bytes:
                         raise gateway.too_large(self._body_limit_bytes)
                     held.grow(len(piece))
-                    pieces.append(piece)
+                    body += piece
         except TimeoutError as error:
             raise ApiError(408, f"the body took more than {self._receive_s:g} s") from error
-        return b"".join(pieces)
+        return bytes(body)
 
     async def _pieces(self, exchange: Exchange, request: _Request) -> AsyncIterator[bytes]:
         while True:

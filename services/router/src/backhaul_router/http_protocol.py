@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 import aiohttp
-from aiohttp import web
+from aiohttp import web, web_protocol
 from aiohttp.http_exceptions import LineTooLong, PayloadEncodingError
 from opentelemetry import metrics
 
@@ -129,6 +129,7 @@ class ApiProtocol(web.RequestHandler):
         if not self._served:
             return
         super().data_received(data)
+        self._end_broken_body()
         if not self.idle:
             _cancel(self._head_timer)
             self._head_timer = None
@@ -188,6 +189,20 @@ class ApiProtocol(web.RequestHandler):
         response = web.Response(status=error.status, body=error.body, content_type="application/json")
         response.force_close()
         return response
+
+    def _end_broken_body(self) -> None:
+        """Ends a body whose chunks cannot be read, and the connection with it.
+
+        aiohttp takes them for a bad request that follows (web_protocol.py, ``data_received``), and lets the handler
+        wait for the rest.
+        """
+        if not self._messages or not isinstance(self._messages[-1][0], web_protocol._ErrInfo):
+            return
+        body = self._messages[-2][1] if len(self._messages) > 1 else self._body
+        if body is not None and not body.is_eof():
+            self._messages.pop()
+            body.set_exception(web.RequestPayloadError("the chunks of the body cannot be read"))
+            self.close()
 
     def _last_body(self) -> aiohttp.StreamReader | None:
         """Returns the body of the last request that has begun to arrive."""

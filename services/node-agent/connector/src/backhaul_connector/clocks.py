@@ -6,6 +6,7 @@ over the same side channel again and again, and says when a clock has jumped.
 """
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -24,6 +25,8 @@ DRIFT = 0.001
 _SLACK_S = 0.005
 _TIMEOUT_MS = 2000
 _MAX_CLOCKS = 1024
+_MAX_REPLY_BYTES = 16 * 1024 * 1024
+"""Longest part of a reply; an engine that sends more is cut off."""
 _MAX_MISSES = 3
 """An engine that does not answer so many times in a row is forgotten: it has gone, and asking it costs seconds."""
 
@@ -177,17 +180,29 @@ def measure_offset(host: str, port: int, engine_id: str) -> Offset | None:
             sock.setsockopt(zmq.RCVTIMEO, _TIMEOUT_MS)
             sock.setsockopt(zmq.SNDTIMEO, _TIMEOUT_MS)
             sock.setsockopt(zmq.IPV6, 1)
+            sock.setsockopt(zmq.MAXMSGSIZE, _MAX_REPLY_BYTES)
             sock.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
             sent = time.perf_counter()
             sock.send(msgspec.msgpack.encode((b"get_meta_msg", 0, 0)))
             payload, clock = sock.recv_multipart()
             received = time.perf_counter()
-        remote = msgspec.msgpack.decode(clock, type=float)
-        agent_metadata = msgspec.msgpack.decode(payload, type=_Payload).agent_metadata_bytes
-        metadata = msgspec.msgpack.decode(agent_metadata, type=_Metadata)
+        answered, remote = read_clock(payload, clock)
     except (zmq.ZMQError, ValueError) as error:
         _log.warning("Backhaul: no clock from %s:%s (%s)", host, port, error)
         return None
-    if metadata.engine_id != engine_id:
+    if answered != engine_id:
         return None
     return Offset(remote - received, remote - sent, received)
+
+
+def read_clock(payload: bytes, clock: bytes) -> tuple[str, float]:
+    """Reads both parts of an answer: the engine's id and its clock. Raises ValueError for anything else."""
+    try:
+        remote = msgspec.msgpack.decode(clock, type=float)
+        agent_metadata = msgspec.msgpack.decode(payload, type=_Payload).agent_metadata_bytes
+        metadata = msgspec.msgpack.decode(agent_metadata, type=_Metadata)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not math.isfinite(remote):
+        raise ValueError("a clock that shows no time")
+    return metadata.engine_id, remote

@@ -9,6 +9,7 @@ import msgspec
 
 from backhaul_router.core import messages, responses
 from backhaul_router.core.errors import invalid
+from backhaul_router.core.shape import check_shape
 
 
 class Endpoint(Enum):
@@ -94,6 +95,7 @@ def parse_body(endpoint: Endpoint, data: bytes) -> TurnBody:
         fields, raw = _decode(data), _decode_raw(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise invalid(f"the body is not a valid JSON object: {error}") from error
+    check_shape(data, fields)
     _check_types(fields, {**_TYPES, **_TYPES_OF.get(endpoint, {})})
     if not isinstance(fields.get("model"), str) or not fields["model"]:
         raise invalid("you must provide a model", param="model")

@@ -3,11 +3,11 @@
 import hashlib
 import hmac
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from backhaul_common.toml import parse_toml
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.queueing import TenantLimits
 from backhaul_router.core.token_settings import Tokens, TokenSettings, token_settings
@@ -107,7 +107,7 @@ def parse_tenants(text: str) -> Tenants:
     ``max_queued`` and ``priority``; beside them maybe ``[jwt]``. Raises ValueError naming what is wrong; never with a
     key in it.
     """
-    document = tomllib.loads(text)
+    document = parse_toml(text)
     tables, jwt = document.pop("tenants", None), document.pop("jwt", None)
     if document or not isinstance(tables, dict) or not tables:
         raise ValueError("the file must hold [tenants.NAME] tables, maybe [jwt], and nothing else")

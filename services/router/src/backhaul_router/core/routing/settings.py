@@ -1,12 +1,12 @@
 """The routing file: limits, plugins and their weights, in TOML."""
 
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 
+from backhaul_common.toml import parse_toml
 from backhaul_router.core.health.breakers import BreakerSettings
 from backhaul_router.core.routing.catalogue import FILTERS, PICKERS, REQUIRED, SCORERS
 from backhaul_router.core.routing.demand import Leg
@@ -101,8 +101,8 @@ def parse_routing(text: str) -> RoutingSettings:
     Raises ValueError, which names the setting, what is wrong with it, and what there is.
     """
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = parse_toml(text)
+    except ValueError as error:
         raise ValueError(f"this is not TOML: {error}") from error
     _refuse_unknown(document, RoutingSettings, "")
     try:

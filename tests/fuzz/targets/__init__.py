@@ -1,0 +1,32 @@
+"""All targets."""
+
+from tests.fuzz.target import Target
+from tests.fuzz.targets import (
+    agent,
+    cluster,
+    connector_frames,
+    connector_params,
+    engine_answers,
+    engine_data,
+    files,
+    registry,
+    router_grpc,
+    router_http,
+    turn_bodies,
+)
+
+_MODULES = (
+    agent,
+    cluster,
+    connector_frames,
+    connector_params,
+    engine_answers,
+    engine_data,
+    files,
+    registry,
+    router_grpc,
+    router_http,
+    turn_bodies,
+)
+
+TARGETS: tuple[Target, ...] = tuple(target for module in _MODULES for target in module.TARGETS)
