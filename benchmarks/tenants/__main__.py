@@ -109,7 +109,9 @@ def _answered(text: str) -> Message:
 
 
 def _shuffled(text: str, rng: Random) -> str:
-    return "".join(rng.sample(text, len(text)))
+    """Returns the same words, for an engine as much work."""
+    words = text.split(" ")
+    return " ".join(rng.sample(words, len(words)))
 
 
 def _tenants(folder: Path) -> tuple[list[str], list[str]]:
@@ -142,6 +144,7 @@ def _show(times: Times, console: Console) -> None:
         chance = f"0.500 ± {found.noise:.3f}"
         table.add_row(name, what, f"{there:.2f}", f"{nowhere:.2f}", f"{found.share:.3f}", chance, str(len(found.there)))
     console.print(table)
+    console.print("share: how often what is there takes longer than what is nowhere; 0.5 is a toss of a coin")
 
 
 def _problems(times: Times) -> list[str]:

@@ -1,6 +1,7 @@
 """The frame of a service process: event loop, signals, exit code."""
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -25,6 +26,9 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
     except Exception as error:  # noqa: BLE001  # the process border: whatever it is, it is logged and the process ends
         _log.error("service failed unexpectedly", exc_info=error)
         return 1
+    finally:
+        # gRPC waits at the very end for what is left of TLS connections, two seconds; cycles of references keep it.
+        gc.collect()
     return 0
 
 

@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging(config.log_level, "backhaul-node-agent")
     structlog.get_logger(__name__).info("starting", settings=config.model_dump(mode="json"))
     with configure_telemetry("backhaul-node-agent"):
-        return run_service(App(config).run)
+        return run_service(lambda stopping: App(config).run(stopping))
 
 
 if __name__ == "__main__":
