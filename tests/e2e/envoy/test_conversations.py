@@ -118,7 +118,7 @@ def test_a_turn_that_has_no_engine_yet_is_refused_when_its_router_is_killed(stac
     stack.freeze("prefill-1")
     with ThreadPoolExecutor() as pool:
         try:
-            asked = pool.submit(Chat(stack.gateway).send, opening())
+            asked = pool.submit(chat.send, opening())
             time.sleep(1)
             assert not asked.done()
             for name in routers:

@@ -215,7 +215,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             body_limit_bytes=int(config.body_limit),
             receive_s=config.receive_timeout_s,
         )
-        picker_server = _picker_server(config, picker, AccessLog(table=table, breakers=routing.live.breakers))
+        picker_server = _picker_server(config, picker, AccessLog(table=table, routing=routing, observer=observer))
         servers = [server for server in (grpc_server, picker_server) if server is not None]
         if not await registry.listed(within_s=_FIRST_LIST_S):
             _log.warning("no list of nodes yet", registry=config.registry, what_to_do="see that a registry runs there")

@@ -14,9 +14,8 @@ from backhaul_router.running_turn import DecodeLeg, HandedOver, Turn
 class Forwarded:
     """What to send, and what is told of it.
 
-    It is told in this order: `taken`, `answered`, `whole` for an answer that comes whole, `began`, `ended`. `left`
-    takes the place of `answered` or `whole`, `cut` that of anything later. None of the bytes are seen here: it may be
-    told only at the end when they `began`.
+    It is told in this order: `taken`, `answered`, `whole` for an answer that is no stream; `left` in place of any of
+    the latter. Of its bytes nothing is told here: what there is to learn of them is in the gateway's access log.
     """
 
     def __init__(
@@ -28,11 +27,6 @@ class Forwarded:
         self._attempts = attempts
         self._fresh = fresh
         self._untold = turn.untold
-        self._taken_s = 0.0
-        """When it was taken, seconds after the turn began."""
-        self._first_s: float | None = None
-        """From then to the first byte of its stream, seconds."""
-        self._streams = self._by_other = False
         self.leg = leg
         self.seen = False
         """Whether all has been told of the answer that will be, but for its end."""
@@ -49,7 +43,6 @@ class Forwarded:
 
     def taken(self) -> None:
         """Whoever sends it has it: from now on the decode engine may be reading the hand-off."""
-        self._taken_s = self._turn.trace.elapsed_s
         self._legs.taken(self._turn)
 
     def answered(
@@ -57,13 +50,15 @@ class Forwarded:
     ) -> Mapping[str, str]:
         """The engine has answered, or failed to; returns headers for the client's answer.
 
-        ``streams``: it is a stream of events. ``whole``: all of it is told, too.
+        ``streams``: it is a stream of events.
+        ``whole``: all of it is told, too.
         ``served``: host:port of who answered, if it is known. Of another engine nothing is learnt about this one.
         """
         turn, self.seen = self._turn, not whole
-        self._streams, self._by_other = streams, served not in ("", self.endpoint)
-        if not self._by_other:
+        if served in ("", self.endpoint):
             self._attempts.sent_elsewhere(turn, self._handed, failure)
+            if streams:
+                self._legs.streams_elsewhere(turn, self.leg.target)
         if failure is Failure.REFUSED:
             # No connection: nothing was sent, so nobody reads the hand-off.
             turn.untold = self._untold
@@ -81,32 +76,11 @@ class Forwarded:
         self._turn.outcome.answer_s = self._turn.trace.elapsed_s
         return whole_answer(body, self._handed.usage)
 
-    def began(self, first_s: float | None = None) -> None:
-        """The first byte of the answer's body came, this many seconds after it was taken; None: now.
-
-        The first call counts.
-        """
-        if self._streams and self._first_s is None:
-            self._first_s = self._turn.trace.elapsed_s - self._taken_s if first_s is None else first_s
-            self._turn.outcome.ttft_s = self._taken_s + self._first_s
-
     def left(self) -> None:
         """The client left before it was answered."""
         self._turn.outcome.result = "cancelled"
 
     def ended(self) -> None:
-        """The gateway has seen the end of the answer."""
-        turn = self._turn
-        if turn.outcome.result != "ok":
-            return
-        if turn.labelled:
-            self._fresh.note(turn.scope, turn.keys.own)
-        if self._first_s is not None and not self._by_other:
-            self._legs.streamed_elsewhere(turn, self._handed, self.leg, first_s=self._first_s)
-
-    def cut(self) -> None:
-        """The gateway has not seen the end of the answer: the client left, or the engine stopped."""
-        turn = self._turn
-        if turn.outcome.result == "ok":
-            turn.outcome.result = "cut"
-            self._fresh.forget(turn.scope, turn.keys.own)
+        """All of the answer has been sent, as far as anybody here knows."""
+        if self._turn.labelled and self._turn.outcome.result == "ok":
+            self._fresh.note(self._turn.scope, self._turn.keys.own)
