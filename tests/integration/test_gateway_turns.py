@@ -128,6 +128,15 @@ async def test_of_what_another_engine_answers_nothing_is_learnt_about_the_one_th
     assert (by_another, front.state()) == (BreakerState.CLOSED, BreakerState.OPEN)
 
 
+async def test_the_holder_of_a_conversation_goes_on_by_itself() -> None:
+    async with front_of(prefer="append") as front:
+        contents = front.hold()
+        got = await front.gateway.chat(*contents, stream=True)
+
+        assert (got.status, got.route, got.body) == (200, "append", STREAMED)
+        assert front.stack.prefill.legs == []
+
+
 # What fails
 
 
