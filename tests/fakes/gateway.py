@@ -52,6 +52,8 @@ class FakeGateway:
         self._client = aiohttp.ClientSession()
         self.metadata: dict[str, dict[str, Any]] = {}
         """What it says of each request, by namespace."""
+        self.log_to = picker
+        """Where its access log goes."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,27 +67,34 @@ class FakeGateway:
     async def chat(self, *contents: str, **fields: Any) -> Got:
         """Sends a chat turn and reads the whole answer. Raises ClientPayloadError when the engine breaks it off."""
         call = ext_proc_pb2_grpc.ExternalProcessorStub(self._channel).Process()
+        seen = access_log_pb2.AccessLogCommon()
         try:
-            return await self._turn(call, json.dumps(chat_body(*contents, **fields)).encode())
+            return await self._turn(call, json.dumps(chat_body(*contents, **fields)).encode(), seen)
         except RefusalError as refusal:
             return refusal.got
+        except aiohttp.ClientPayloadError:
+            seen.response_flags.upstream_connection_termination = True
+            raise
         finally:
             # As Envoy does, whatever has happened.
             call.cancel()
+            await self.log(seen)
 
-    async def log_broken(self, node_id: str) -> None:
-        """Says in its access log that an engine broke off an answer."""
-        entry = access_log_pb2.HTTPAccessLogEntry()
-        entry.common_properties.metadata.filter_metadata["envoy.lb"].update({"backhaul-node": node_id})
+    async def log(self, seen: access_log_pb2.AccessLogCommon) -> None:
+        """Sends one entry of its access log; returns when it was taken."""
+        entry = access_log_pb2.HTTPAccessLogEntry(common_properties=seen)
         logs = access_log_pb2.StreamAccessLogsMessage.HTTPAccessLogEntries(log_entry=[entry])
-        call = access_log_pb2_grpc.AccessLogServiceStub(self._channel).StreamAccessLogs()
-        await call.write(access_log_pb2.StreamAccessLogsMessage(http_logs=logs))
-        await call.done_writing()
-        await call
+        async with open_channel(self.log_to) as channel:
+            call = access_log_pb2_grpc.AccessLogServiceStub(channel).StreamAccessLogs()
+            await call.write(access_log_pb2.StreamAccessLogsMessage(http_logs=logs))
+            await call.done_writing()
+            await call
 
-    async def _turn(self, call: Any, body: bytes) -> Got:
+    async def _turn(self, call: Any, body: bytes, seen: access_log_pb2.AccessLogCommon) -> Got:
         await self._ask(call, request_headers=pb.HttpHeaders(headers=_map_of(_REQUEST)))
         leg = await self._ask(call, request_body=pb.HttpBody(body=body, end_of_stream=True))
+        named = leg.dynamic_metadata.fields["envoy.lb"].struct_value
+        seen.metadata.filter_metadata["envoy.lb"].update({**named, **self.metadata.get("envoy.lb", {})})
         began = time.monotonic()
         async with self._sent(leg) as answer:
             head = await self._ask(
@@ -99,13 +108,11 @@ class FakeGateway:
                 return Got(int(headers[":status"]), headers, change.body_mutation.body)
             assert answer.body is not None
             first = await answer.body.readany()
-            first_us = round(1e6 * (time.monotonic() - began))
+            seen.custom_tags["first-byte-us"] = str(round(1e6 * (time.monotonic() - began)))
             got = first + await answer.body.read()
         if head.mode_override.response_body_mode == pb.BUFFERED:
-            whole = await self._ask(call, response_body=pb.HttpBody(body=got))
+            whole = await self._ask(call, response_body=pb.HttpBody(body=got, end_of_stream=True))
             got = whole.response_body.response.body_mutation.body
-        trailers = _map_of({"x-backhaul-first-byte-us": str(first_us)})
-        await self._ask(call, response_trailers=pb.HttpTrailers(trailers=trailers))
         return Got(answer.status, {**answer.headers, **_changed(change)}, got)
 
     async def _ask(self, call: Any, details: str = "", **step: Any) -> pb.ProcessingResponse:

@@ -1,6 +1,5 @@
 """Turns of which a gateway sends the decode leg: what is learnt of them, what fails, and who leaves."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -8,14 +7,14 @@ from typing import Any
 
 import aiohttp
 import pytest
-from structlog.testing import capture_logs
 
+from backhaul.envoy.v3 import access_log_pb2
 from backhaul_router.core.health.breakers import BreakerState
 from backhaul_router.core.nodes import Node
 from tests.fakes.engine import FakeEngine, bare_500, break_after, event_of, refuse, reset
 from tests.fakes.eventually import eventually
 from tests.fakes.gateway import FakeGateway
-from tests.fakes.router_stack import RouterStack, router_stack
+from tests.fakes.router_stack import RouterStack, router_for, router_stack
 from tests.integration.test_router_turns import label_key
 
 STREAMED = b"".join(map(event_of, ("Hel", "lo", " there"))) + b"data: [DONE]\n\n"
@@ -61,43 +60,16 @@ async def front_of(**options: Any) -> AsyncIterator[Front]:
         assert (router.admission.held_bytes, router.routing.live.load.total) == (0, 0)
 
 
-async def turn_logged(logs: list[Any]) -> dict[str, Any]:
-    """Returns the only line about a turn, once it is there."""
-
-    def lines() -> list[dict[str, Any]]:
-        return [line for line in logs if line["event"] == "turn"]
-
-    await eventually(lambda: bool(lines()))
-    (line,) = lines()
-    return line
-
-
 # What is learnt
 
 
-async def test_of_a_stream_it_is_known_when_its_first_token_came_and_that_it_ended(front: Front) -> None:
-    front.stack.decode.chunk_gate = asyncio.Event()
-    with capture_logs() as logs:
-        asked = asyncio.create_task(front.gateway.chat("hi", stream=True))
-        await eventually(lambda: bool(front.stack.decode.legs))
-        await asyncio.sleep(0.3)
-        front.stack.decode.chunk_gate.set()
-        got = await asked
-        line = await turn_logged(logs)
+async def test_a_stream_passes_and_routers_hear_how_long_it_took_to_begin(front: Front) -> None:
+    costs, key = front.stack.router.routing.live.costs, (front.node().node_id, front.stack.decode.engine_id)
+    unknown = costs.decode_s(key, moved=1_000)
+    got = await front.gateway.chat("hi", stream=True)
 
     assert (got.status, got.body) == (200, STREAMED)
-    assert line["result"] == "ok"
-    # The stream waited after its first event.
-    assert 0 < line["ttft_ms"] < 300
-
-
-async def test_of_a_whole_answer_it_is_known_when_it_came(front: Front) -> None:
-    with capture_logs() as logs:
-        got = await front.gateway.chat("hi")
-        line = await turn_logged(logs)
-
-    assert (got.status, b"Hello there" in got.body) == (200, True)
-    assert (line["result"], line["ttft_ms"], line["answer_ms"] > 0) == ("ok", None, True)
+    assert costs.decode_s(key, moved=1_000) != unknown
 
 
 async def test_a_whole_answer_carries_no_handles_although_vllms_own_connector_puts_some_in() -> None:
@@ -108,39 +80,39 @@ async def test_a_whole_answer_carries_no_handles_although_vllms_own_connector_pu
     assert b"kv_transfer_params" not in got.body
 
 
-@pytest.mark.parametrize(("status", "result"), [(400, "refused"), (500, "failed")])
-async def test_an_engines_errors_pass_and_are_counted_as_such(front: Front, status: int, result: str) -> None:
+@pytest.mark.parametrize("status", [400, 500])
+async def test_an_engines_errors_pass(front: Front, status: int) -> None:
     front.stack.decode.then(refuse(status, "no"))
-    with capture_logs() as logs:
-        got = await front.gateway.chat("hi", stream=True)
-        line = await turn_logged(logs)
+    got = await front.gateway.chat("hi", stream=True)
 
     assert (got.status, b'"no"' in got.body) == (status, True)
-    assert line["result"] == result
 
 
-async def test_an_answer_that_its_engine_breaks_off_is_cut_and_nobody_waits_for_what_it_leaves(front: Front) -> None:
-    front.stack.decode.then(break_after([event_of("Hel")]))
-    with capture_logs() as logs:
+async def test_an_engine_that_breaks_off_an_answer_is_avoided(front: Front) -> None:
+    other = await front.stack.add(FakeEngine("decode"))
+    for engine in (front.stack.decode, other):
+        engine.then(break_after([event_of("Hel")]))
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await front.gateway.chat("hi", stream=True)
+    broken, well = sorted((front.stack.decode, other), key=lambda engine: len(engine.legs), reverse=True)
+    well.forget_steps()
+    answers = [await front.gateway.chat("hi", stream=True) for _ in range(3)]
+
+    assert (front.state(broken), front.state(well)) == (BreakerState.OPEN, BreakerState.CLOSED)
+    assert [got.body for got in answers] == [STREAMED] * 3
+
+
+async def test_a_log_goes_to_any_router_and_what_it_cannot_read_is_left_aside(front: Front) -> None:
+    async with router_for((front.stack.directory.address,), listen_ext_proc="127.0.0.1:0") as other:
+        await eventually(lambda: len(other.table) == 2)
+        front.gateway.log_to = f"127.0.0.1:{other.ext_proc_port}"
+        front.stack.decode.then(break_after([event_of("Hel")]))
         with pytest.raises(aiohttp.ClientPayloadError):
             await front.gateway.chat("hi", stream=True)
-        line = await turn_logged(logs)
+        await front.gateway.log(access_log_pb2.AccessLogCommon())
 
-    assert line["result"] == "cut"
-    before = len(front.stack.directory.lookups)
-    await front.gateway.chat("hi", "Hel", "more", stream=True)
-    assert len(front.stack.directory.lookups) == before + 1
-
-
-async def test_an_engine_that_is_said_to_have_broken_off_an_answer_is_avoided(front: Front) -> None:
-    other = await front.stack.add(FakeEngine("decode"))
-    await front.gateway.log_broken("unheard-of")
-    await front.gateway.log_broken(front.node().node_id)
-    for _ in range(3):
-        await front.gateway.chat("hi", stream=True)
-
-    assert front.state() is BreakerState.OPEN
-    assert (len(front.stack.decode.legs), len(other.legs)) == (0, 3)
+        assert other.routing.live.breakers.state(front.node()) is BreakerState.OPEN
+        assert front.state() is BreakerState.CLOSED
 
 
 async def test_of_what_another_engine_answers_nothing_is_learnt_about_the_one_that_was_picked(front: Front) -> None:
@@ -154,6 +126,15 @@ async def test_of_what_another_engine_answers_nothing_is_learnt_about_the_one_th
         await front.gateway.chat("hi")
 
     assert (by_another, front.state()) == (BreakerState.CLOSED, BreakerState.OPEN)
+
+
+async def test_the_holder_of_a_conversation_goes_on_by_itself() -> None:
+    async with front_of(prefer="append") as front:
+        contents = front.hold()
+        got = await front.gateway.chat(*contents, stream=True)
+
+        assert (got.status, got.route, got.body) == (200, "append", STREAMED)
+        assert front.stack.prefill.legs == []
 
 
 # What fails

@@ -47,8 +47,8 @@ MUTANTS = (
     Mutant(
         "whole-answers-with-handles",
         _SERVICE,
-        "messages.answer_body(forwarded.whole(body.body))",
-        "messages.answer_body(body.body)",
+        "messages.answer_body(forwarded.whole(body))",
+        "messages.answer_body(body)",
         _turns("test_a_whole_answer_carries_no_handles_although_vllms_own_connector_puts_some_in"),
     ),
     Mutant(
@@ -86,25 +86,32 @@ MUTANTS = (
     Mutant(
         "blame-the-picked-engine-for-another",
         _FORWARDING,
-        'self._by_other = streams, served not in ("", self.endpoint)',
-        "self._by_other = streams, False",
-        (
-            *_turns("test_of_what_another_engine_answers_nothing_is_learnt_about_the_one_that_was_picked"),
-            *_unit("test_forwarding", "test_of_any_other_answer_nothing_is"),
-        ),
+        'if served in ("", self.endpoint):',
+        "if True:",
+        _turns("test_of_what_another_engine_answers_nothing_is_learnt_about_the_one_that_was_picked"),
     ),
     Mutant(
-        "take-a-cut-answer-for-a-whole-one",
-        _SERVICE,
-        "                forwarded.cut()\n",
-        "                forwarded.ended()\n",
-        _turns("test_an_answer_that_its_engine_breaks_off_is_cut_and_nobody_waits_for_what_it_leaves"),
+        "learn-of-the-picked-engine-from-another",
+        f"{_SOURCE}/ext_proc_messages.py",
+        'if expectation is None or (served is not None and served.string_value not in ("", expectation.endpoint)):',
+        "if expectation is None:",
+        _unit("test_forwarding", "test_of_any_other_answer_nothing_is"),
+    ),
+    Mutant(
+        "learn-of-engines-that-are-gone",
+        f"{_SOURCE}/access_log_service.py",
+        ' or not (expectation.engine_id == "" or node.engine(expectation.engine_id))',
+        "",
+        _unit("test_forwarding", "test_of_an_engine_that_is_gone_nothing_is_learnt"),
     ),
     Mutant(
         "bear-with-engines-that-break-off-answers",
         f"{_SOURCE}/access_log_service.py",
-        "        self._breakers.failed(node, Failure.DISCONNECTED)\n",
+        "            self._routing.live.breakers.failed(node, Failure.DISCONNECTED)\n",
         "",
-        _turns("test_an_engine_that_is_said_to_have_broken_off_an_answer_is_avoided"),
+        (
+            *_turns("test_an_engine_that_breaks_off_an_answer_is_avoided"),
+            *_unit("test_forwarding", "test_an_engine_that_broke_off_an_answer_is_avoided"),
+        ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Conversations through a real Envoy, over two routers: routes, texts, and what no router needs to do any more."""
+"""Conversations through a real Envoy: routes, texts, and what no router needs to do any more."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from backhaul_local.simulated import SimulatedEngine
 from backhaul_local.stack import Stack
 from benchmarks.routing.machine import process_s
 from tests.e2e.stack.chat import Chat, answered, opening
-from tests.e2e.stack.conftest import conversation, eventually, eventually_warm
+from tests.e2e.stack.conftest import eventually, eventually_warm
 from tests.engine_fixtures import REAL
 
 ROUTER = ("--lookup-budget-s", "0.5")
@@ -25,7 +25,7 @@ _SPEEDS = ("--prefill-tokens-per-s", "20000", "--decode-step-s", "0.002", "--max
 
 @pytest.fixture(scope="module", params=["simulated", REAL])
 def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Two routers behind Envoy; simulated engines, then real ones."""
+    """A router behind Envoy; simulated engines, then real ones."""
     real = request.param == "real"
     place = {}
     prefill: Engine = SimulatedEngine(flags=_SPEEDS)
@@ -38,7 +38,6 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         state=tmp_path_factory.mktemp("envoy"),
         prefill=[prefill],
         decode=[decode] if real else [decode] * 2,
-        routers=2,
         gateway=True,
         router_flags=["--prefer", "warm", *ROUTER],
         **place,
@@ -69,24 +68,6 @@ def test_a_conversation_is_cold_then_warm_and_says_what_it_would_say_without_reu
     assert not any(word in reply.raw for reply in replies for word in ("kv_transfer_params", "remote_host"))
 
 
-def test_the_holder_goes_on_by_itself(stack: Stack) -> None:
-    chat = Chat(stack.gateway)
-    for name in ("router-1", "router-2"):
-        stack.stop(name)
-        stack.restart(name, flags={"--prefer": "append"})
-    try:
-        messages, _ = conversation(chat)
-        reply = chat.send(messages)
-
-        assert (reply.status, reply.route) == (200, "append")
-        assert reply.text == chat.cold(messages)
-    finally:
-        chat.http.close()
-        for name in ("router-1", "router-2"):
-            stack.stop(name)
-            stack.restart(name, flags={"--prefer": "warm"})
-
-
 @pytest.mark.parametrize("told", [False, True], ids=["killed", "told to end"])
 def test_an_answer_goes_on_when_its_router_is_gone(stack: Stack, chat: Chat, told: bool) -> None:
     messages = opening(60)
@@ -96,16 +77,13 @@ def test_an_answer_goes_on_when_its_router_is_gone(stack: Stack, chat: Chat, tol
         lines = answer.iter_lines()
         got.append(next(lines))
         try:
-            for name in ("router-1", "router-2"):
-                (stack.stop if told else stack.kill)(name)
-                # It does not wait for answers that others send.
-                assert stack.process(name).exit_code == (0 if told else -9)
+            (stack.stop if told else stack.kill)("router-1")
+            # It does not wait for answers that others send.
+            assert stack.process("router-1").exit_code == (0 if told else -9)
             got.extend(lines)
             refused = chat.send(opening())
         finally:
-            for name in ("router-1", "router-2"):
-                if not stack.process(name).running:
-                    stack.restart(name)
+            stack.restart("router-1")
 
     assert "data: [DONE]" in got[-3:]
     assert right.split()[-1] in "".join(got)
@@ -114,21 +92,18 @@ def test_an_answer_goes_on_when_its_router_is_gone(stack: Stack, chat: Chat, tol
 
 
 def test_a_turn_that_has_no_engine_yet_is_refused_when_its_router_is_killed(stack: Stack, chat: Chat) -> None:
-    routers = ("router-1", "router-2")
     stack.freeze("prefill-1")
     with ThreadPoolExecutor() as pool:
         try:
-            asked = pool.submit(Chat(stack.gateway).send, opening())
+            asked = pool.submit(chat.send, opening())
             time.sleep(1)
             assert not asked.done()
-            for name in routers:
-                stack.kill(name)
+            stack.kill("router-1")
             got = asked.result(timeout=20)
         finally:
             stack.thaw("prefill-1")
-            for name in routers:
-                if not stack.process(name).running:
-                    stack.restart(name)
+            stack.kill("router-1")
+            stack.restart("router-1")
 
     assert (got.status, "error" in got.raw) == (503, True)
     eventually_warm(chat)
@@ -136,13 +111,13 @@ def test_a_turn_that_has_no_engine_yet_is_refused_when_its_router_is_killed(stac
 
 def test_tokens_cost_no_router_any_time(stack: Stack, chat: Chat) -> None:
     def cost_s(tokens: int) -> float:
-        before = _cpu_s(stack)
+        before = process_s(stack.process("router-1").pid)
         streams = [threading.Thread(target=_stream, args=(stack.gateway, tokens)) for _ in range(16)]
         for stream in streams:
             stream.start()
         for stream in streams:
             stream.join()
-        return _cpu_s(stack) - before
+        return process_s(stack.process("router-1").pid) - before
 
     cost_s(10)
     short, long = cost_s(10), cost_s(400)
@@ -160,7 +135,3 @@ def _stream(url: str, tokens: int) -> None:
 def _asked(messages: object, tokens: int) -> dict[str, object]:
     limits = {"max_tokens": tokens, "min_tokens": tokens, "temperature": 0}
     return {"model": "backhaul-demo", "messages": messages, "stream": True, **limits}
-
-
-def _cpu_s(stack: Stack) -> float:
-    return sum(process_s(stack.process(name).pid) for name in ("router-1", "router-2"))

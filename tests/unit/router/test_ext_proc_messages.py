@@ -5,6 +5,20 @@ from google.protobuf import struct_pb2
 
 from backhaul.envoy.v3 import ext_proc_pb2 as pb
 from backhaul_router import ext_proc_messages as messages
+from backhaul_router.core.expectation import Expectation
+
+EXPECTED = Expectation(
+    node_id="d1",
+    engine_id="e1",
+    endpoint="10.0.0.1:80",
+    route="cold",
+    stream=True,
+    handed_off=True,
+    token_count=5,
+    share=1.0,
+    before_s=0.25,
+    estimate_s=None,
+)
 
 
 def hinted(value: list[str] | str | float) -> pb.ProcessingRequest:
@@ -38,7 +52,7 @@ def test_where_a_gateway_names_none_all_may_be_picked() -> None:
 
 def test_of_headers_of_one_name_the_first_counts_and_any_bytes_will_do() -> None:
     values = [pb.HeaderValue(key="A", raw_value=b"\xff"), pb.HeaderValue(key="a", value="second")]
-    assert messages.headers_in(pb.HeaderMap(headers=values)) == {"a": "\udcff"}
+    assert messages.headers_in(pb.HttpHeaders(headers=pb.HeaderMap(headers=values))) == {"a": "\udcff"}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +65,7 @@ def test_an_answer_without_a_status_is_a_bad_one(status: str, told: int) -> None
 @pytest.mark.parametrize("trailers", [False, True])
 def test_a_long_body_goes_back_in_pieces_of_which_the_last_ends_it(trailers: bool) -> None:
     body = bytes(1_000_000)
-    metadata = messages.destination("10.0.0.1:80", "d1")
+    metadata = messages.destination("10.0.0.1:80", EXPECTED)
     head, *pieces = messages.in_pieces(messages.mutation({}), body, metadata, trailers=trailers)
 
     assert head.dynamic_metadata == metadata
@@ -62,12 +76,29 @@ def test_a_long_body_goes_back_in_pieces_of_which_the_last_ends_it(trailers: boo
     assert last.HasField("request_trailers") is trailers
 
 
-def test_the_destination_is_named_in_the_gateways_own_metadata_and_so_is_its_node() -> None:
-    metadata = pb.Metadata()
-    metadata.filter_metadata["envoy.lb"].CopyFrom(
-        messages.destination("10.0.0.1:80", "d1").fields["envoy.lb"].struct_value
-    )
+def metadata_of(**more: str) -> pb.Metadata:
+    named = messages.destination("10.0.0.1:80", EXPECTED).fields["envoy.lb"].struct_value
+    named.update(more)
+    return pb.Metadata(filter_metadata={"envoy.lb": named})
 
-    fields = metadata.filter_metadata["envoy.lb"].fields
-    assert fields["x-gateway-destination-endpoint"].string_value == "10.0.0.1:80"
-    assert (messages.node_in(metadata), messages.node_in(pb.Metadata())) == ("d1", "")
+
+def test_the_destination_is_in_the_gateways_own_metadata_and_what_is_expected_of_it_comes_back_with_it() -> None:
+    metadata = metadata_of()
+    assert metadata.filter_metadata["envoy.lb"]["x-gateway-destination-endpoint"] == "10.0.0.1:80"
+    assert messages.expectation_of(metadata) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"backhaul-expectation": ""},
+        {"backhaul-expectation": "{"},
+        {"backhaul-expectation": EXPECTED.told().replace("5", "-5")},
+        {"backhaul-expectation": EXPECTED.told().replace("d1", "d" * 2000)},
+        {"x-gateway-destination-endpoint-served": "10.0.0.2:80"},
+    ],
+    ids=["empty", "no object", "impossible", "long", "another engine's"],
+)
+def test_any_other_tells_nothing(more: dict[str, str]) -> None:
+    assert messages.expectation_of(metadata_of(**more)) is None
+    assert messages.expectation_of(pb.Metadata()) is None

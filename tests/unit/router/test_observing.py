@@ -17,6 +17,7 @@ from backhaul_router.observing import observe_nodes
 from tests.fakes.clock import FakeClock
 from tests.unit.router.ports import Bench, FakeStream, ready
 from tests.unit.router.test_admission import admission, refusal, running
+from tests.unit.router.test_forwarding import log
 
 
 @pytest.fixture
@@ -161,3 +162,12 @@ async def test_what_waits_and_what_came_of_it(reader: InMemoryMetricReader) -> N
     assert got["queued_turns"] == {(): 0}
     assert got["queue_wait"] == {(("result", result),): 1 for result in ("refused", "left", "running", "late")}
     assert got["refusals"] == {(("reason", "displaced"),): 1, (("reason", "queue_timeout"),): 1}
+
+
+async def test_what_a_gateway_tells_of_streams_is_counted_as_if_they_had_passed(reader: InMemoryMetricReader) -> None:
+    bench = Bench()
+    await log(bench, upstream_connection_termination=True)
+    got = counted(reader)
+    assert got["turns"] == {(("result", "ok"), ("route", "cold")): 1}
+    assert got["ttft"] == got["estimate_error"] == {(("route", "cold"),): 1}
+    assert got["broken_off"] == {(): 1}

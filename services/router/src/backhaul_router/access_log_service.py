@@ -1,34 +1,35 @@
-"""Takes from a gateway's access log what endpoint pickers are not told: which engines broke off an answer.
+"""Learns from a gateway's access log what endpoint pickers are not told: when answers began, and which broke off.
 
-A picker cannot tell an engine that stopped from a client that left: its stream ends either way. The gateway can, but
-has nothing to say it with besides its access log, and is to log such answers only. Entries go to any router, not to the
-one that picked. So each router knows its share of what engines do wrong, as it does over HTTP.
+A picker sees no bytes, and cannot tell an engine that stopped from a client that left: its stream ends either way. The
+gateway can, and has nothing to say it with but its access log. Entries go to any router, not to the one that picked. So
+each router learns from its share of them, as it does over HTTP.
 """
 
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-import structlog
 
 from backhaul.envoy.v3 import access_log_pb2 as pb
 from backhaul.envoy.v3 import access_log_pb2_grpc
 from backhaul_router.core.engines import Failure
-from backhaul_router.core.health.breakers import Breakers
+from backhaul_router.core.expectation import Expectation
+from backhaul_router.core.gateway import FIRST_BYTE, first_byte_s
 from backhaul_router.core.nodes import NodeTable
-from backhaul_router.ext_proc_messages import node_in
-
-_log = structlog.get_logger(__name__)
+from backhaul_router.core.routing.assembly import Routing
+from backhaul_router.ext_proc_messages import expectation_of
+from backhaul_router.observing import TurnObserver
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AccessLog(access_log_pb2_grpc.AccessLogServiceServicer):
-    """Counts answers that engines broke off, against their nodes."""
+    """Takes entries of decode legs, and leaves aside all others."""
 
-    def __init__(self, *, table: NodeTable, breakers: Breakers) -> None:
+    def __init__(self, *, table: NodeTable, routing: Routing, observer: TurnObserver) -> None:
         self._table = table
-        self._breakers = breakers
+        self._routing = routing
+        self._observer = observer
 
     async def StreamAccessLogs(
         self, request_iterator: AsyncIterator[pb.StreamAccessLogsMessage], context: Context
@@ -36,12 +37,23 @@ class AccessLog(access_log_pb2_grpc.AccessLogServiceServicer):
         """Takes entries until the gateway ends the stream."""
         async for message in request_iterator:
             for entry in message.http_logs.log_entry:
-                self._broken(node_in(entry.common_properties.metadata))
+                expectation = expectation_of(entry.common_properties.metadata)
+                if expectation is not None:
+                    self._take(expectation, entry.common_properties)
         return pb.StreamAccessLogsResponse()
 
-    def _broken(self, node_id: str) -> None:
-        node = self._table.get(node_id)
-        if node is None:
+    def _take(self, expectation: Expectation, seen: pb.AccessLogCommon) -> None:
+        node = self._table.get(expectation.node_id)
+        if node is None or not (expectation.engine_id == "" or node.engine(expectation.engine_id)):
             return
-        _log.warning("an engine broke off an answer", node=node_id)
-        self._breakers.failed(node, Failure.DISCONNECTED)
+        first_s = first_byte_s(seen.custom_tags.get(FIRST_BYTE, ""))
+        if expectation.stream and first_s is not None:
+            self._routing.learning.told(expectation, seconds=first_s)
+            self._observer.began(expectation.route, expectation.before_s + first_s, expectation.estimate_s)
+        if _broken_off(seen.response_flags):
+            self._observer.broken_off(node.node_id)
+            self._routing.live.breakers.failed(node, Failure.DISCONNECTED)
+
+
+def _broken_off(flags: pb.ResponseFlags) -> bool:
+    return flags.upstream_connection_termination or flags.upstream_remote_reset or flags.upstream_protocol_error

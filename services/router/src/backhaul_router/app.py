@@ -249,7 +249,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             body_limit_bytes=int(config.body_limit),
             receive_s=config.receive_timeout_s,
         )
-        access_log = AccessLog(table=table, breakers=routing.live.breakers)
+        access_log = AccessLog(table=table, routing=routing, observer=observer)
         picker_server = _picker_server(config, picker, access_log, tls)
         planned = PlannedTurns(
             turns=turns,

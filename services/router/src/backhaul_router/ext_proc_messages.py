@@ -8,6 +8,7 @@ from google.protobuf import struct_pb2
 from backhaul.envoy.v3 import ext_proc_pb2 as pb
 from backhaul_router.core import gateway
 from backhaul_router.core.errors import ApiError
+from backhaul_router.core.expectation import Expectation, expectation_in
 
 _LB = "envoy.lb"
 _SUBSET_HINT = "envoy.lb.subset_hint"
@@ -24,10 +25,10 @@ _OVERWRITE = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 # From the gateway
 
 
-def headers_in(fields: pb.HeaderMap) -> dict[str, str]:
-    """Returns headers or trailers by their lower-case names, the first of several of one name."""
+def headers_in(message: pb.HttpHeaders) -> dict[str, str]:
+    """Returns headers by their lower-case names, the first of several of one name."""
     headers: dict[str, str] = {}
-    for header in fields.headers:
+    for header in message.headers.headers:
         headers.setdefault(header.key.lower(), _text(header))
     return headers
 
@@ -54,10 +55,14 @@ def served_in(request: pb.ProcessingRequest) -> str:
     return value.string_value if value is not None else ""
 
 
-def node_in(metadata: pb.Metadata) -> str:
-    """Returns the node that was picked for a request; empty when none was."""
-    value = _metadata(metadata, _LB, gateway.NODE)
-    return value.string_value if value is not None else ""
+def expectation_of(metadata: pb.Metadata) -> Expectation | None:
+    """Returns what was expected of a request's decode leg; None where no picker said, or another engine served it."""
+    value = _metadata(metadata, _LB, gateway.EXPECTATION)
+    expectation = expectation_in(value.string_value) if value is not None else None
+    served = _metadata(metadata, _LB, gateway.SERVED)
+    if expectation is None or (served is not None and served.string_value not in ("", expectation.endpoint)):
+        return None
+    return expectation
 
 
 def details_in(request: pb.ProcessingRequest) -> str:
@@ -95,9 +100,9 @@ def mutation(set_headers: Mapping[str, str], remove_headers: Iterable[str] = ())
     return pb.HeaderMutation(set_headers=options, remove_headers=remove_headers)
 
 
-def destination(endpoint: str, node_id: str) -> struct_pb2.Struct:
-    """Returns the metadata that names an endpoint, and the node that it is one of."""
-    named = {gateway.DESTINATION: endpoint, gateway.NODE: node_id}
+def destination(endpoint: str, expectation: Expectation) -> struct_pb2.Struct:
+    """Returns the metadata that names an endpoint, and what is expected of it."""
+    named = {gateway.DESTINATION: endpoint, gateway.EXPECTATION: expectation.told()}
     inner = struct_pb2.Struct(fields={name: struct_pb2.Value(string_value=value) for name, value in named.items()})
     return struct_pb2.Struct(fields={_LB: struct_pb2.Value(struct_value=inner)})
 
@@ -146,11 +151,6 @@ def replacement(error: ApiError, request_id: str, path: str) -> pb.ProcessingRes
         body_mutation=pb.BodyMutation(body=body),
     )
     return pb.ProcessingResponse(response_headers=pb.HeadersResponse(response=response))
-
-
-def answer_trailers(remove: Iterable[str]) -> pb.ProcessingResponse:
-    """Returns the answer to an answer's trailers."""
-    return pb.ProcessingResponse(response_trailers=pb.TrailersResponse(header_mutation=mutation({}, remove)))
 
 
 def answer_body(body: bytes) -> pb.ProcessingResponse:

@@ -112,7 +112,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
 
     async def _accompany(self, exchange: Exchange) -> None:
         first = await exchange.next()
-        headers = messages.headers_in(first.request_headers.headers)
+        headers = messages.headers_in(first.request_headers)
         request = _Request(first, headers, request_id_in(headers))
         with structlog.contextvars.bound_contextvars(request_id=request.request_id):
             try:
@@ -185,23 +185,21 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         try:
             if await self._head(exchange, request, forwarded, await _after_request(exchange)) and not self._leaving:
                 self._answered.add(exchange)
-                await _until_end(exchange, forwarded)
-            forwarded.ended()
+                await _until_end(exchange)
         except (GoneError, asyncio.CancelledError):
             # A gateway resets its stream when it needs nothing more of it, and gRPC cancels the call then.
             if not forwarded.seen:
                 forwarded.left()
                 raise
-            if not self._leaving:
-                forwarded.cut()
         finally:
             self._answered.discard(exchange)
+        forwarded.ended()
 
     async def _head(
         self, exchange: Exchange, request: _Request, forwarded: Forwarded, message: pb.ProcessingRequest
     ) -> bool:
         """Takes an answer's head, and the rest of one that comes whole. Tells whether anything follows."""
-        headers, details = messages.headers_in(message.response_headers.headers), messages.details_in(message)
+        headers, details = messages.headers_in(message.response_headers), messages.details_in(message)
         status = messages.status_in(headers)
         failure = gateway.failure_told(status, details)
         own = failure is not None and gateway.own_answer(details)
@@ -216,12 +214,10 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         ours = {**told, **(STREAM_HEADERS if streams else {}), "x-request-id": request.request_id}
         removed = gateway.not_for_clients(headers.keys() - ours.keys())
         await exchange.write(messages.answer_head(messages.mutation(ours, removed), whole=whole))
-        if not whole:
-            return not message.response_headers.end_of_stream
-        body = (await exchange.next()).response_body
-        await exchange.write(messages.answer_body(forwarded.whole(body.body)))
-        # Trailers, if the gateway adds some, come after it.
-        return not body.end_of_stream
+        if whole:
+            body = (await exchange.next()).response_body.body
+            await exchange.write(messages.answer_body(forwarded.whole(body)))
+        return not whole
 
 
 def _leg(request: _Request, forwarded: Forwarded, address: str) -> Iterator[pb.ProcessingResponse]:
@@ -234,7 +230,7 @@ def _leg(request: _Request, forwarded: Forwarded, address: str) -> Iterator[pb.P
         gateway.DESTINATION: address,
     }
     mutation = messages.mutation(headers, gateway.not_for_engines(request.headers.keys() - headers.keys()))
-    metadata = messages.destination(address, leg.target.node.node_id)
+    metadata = messages.destination(address, leg.expectation)
     if request.buffered:
         return messages.at_once(mutation, leg.body, metadata)
     return messages.in_pieces(mutation, leg.body, metadata, trailers=request.trailers)
@@ -263,20 +259,11 @@ async def _after_request(exchange: Exchange) -> pb.ProcessingRequest:
     return message
 
 
-async def _until_end(exchange: Exchange, forwarded: Forwarded) -> None:
-    """Waits for an answer's end. Raises GoneError when the gateway's stream ends before it.
-
-    Pieces of the answer come only if the gateway is configured to send them, and pass.
-    """
+async def _until_end(exchange: Exchange) -> None:
+    """Lets pass what the gateway sends of the answer: nothing, unless it is configured to. Raises GoneError."""
     while True:
         message = await exchange.next()
-        if message.HasField("response_trailers"):
-            trailers = messages.headers_in(message.response_trailers.trailers)
-            if (first_s := gateway.first_byte_s(trailers)) is not None:
-                forwarded.began(first_s)
-            await exchange.write(messages.answer_trailers(trailers))
-            return
-        forwarded.began()
-        await exchange.write(messages.same_piece(message.response_body))
-        if message.response_body.end_of_stream:
-            return
+        if message.HasField("response_body"):
+            await exchange.write(messages.same_piece(message.response_body))
+        elif message.HasField("response_trailers"):
+            await exchange.write(pb.ProcessingResponse(response_trailers=pb.TrailersResponse()))

@@ -16,9 +16,9 @@ from backhaul_router.running_turn import DecodeLeg, HandedOver, Turn
 class Forwarded:
     """What to send, and what is told of it.
 
-    It is told in this order: `taken`, `answered`, `whole` for an answer that comes whole, `began`, `ended`. `left`
-    takes the place of `answered` or `whole`, `cut` or `broken` that of anything later, `given_up` that of any of them.
-    None of the bytes are seen here: it may be told only at the end when they `began`.
+    It is told in this order: `taken`, `answered`, `whole` for an answer that is no stream, `ended`; `left` in place of
+    any after `taken`, `broken` in place of `ended`, `given_up` in place of any. Who sees the bytes of a stream tells
+    when they `began`; of others' bytes nothing is told here: what there is to learn is in the gateway's access log.
     """
 
     def __init__(
@@ -32,9 +32,6 @@ class Forwarded:
         self._untold = turn.untold
         self._taken_s = 0.0
         """When it was taken, seconds after the turn began."""
-        self._first_s: float | None = None
-        """From then to the first byte of its stream, seconds."""
-        self._streams = self._by_other = False
         self.leg = leg
         self.seen = False
         """Whether all has been told of the answer that will be, but for its end."""
@@ -87,9 +84,10 @@ class Forwarded:
         ``served``: host:port of who answered, if it is known. Of another engine nothing is learnt about this one.
         """
         turn, self.seen = self._turn, not whole
-        self._streams, self._by_other = streams, served not in ("", self.endpoint)
-        if not self._by_other:
+        if served in ("", self.endpoint):
             self._attempts.sent_elsewhere(turn, self._handed, failure)
+            if streams:
+                self._legs.streams_elsewhere(turn, self.leg.target)
         if failure is Failure.REFUSED:
             # No connection: nothing was sent, so nobody reads the hand-off.
             turn.untold = self._untold
@@ -107,48 +105,36 @@ class Forwarded:
         self._turn.outcome.answer_s = self._turn.trace.elapsed_s
         return whole_answer(body, self._handed.usage)
 
-    def began(self, first_s: float | None = None) -> None:
-        """The first byte of the answer's body came, this many seconds after it was taken; None: now.
-
-        The first call counts. A response's says nothing: its stream begins before anything is computed.
-        """
-        if self._streams and self._first_s is None and self._turn.body.endpoint is not Endpoint.RESPONSES:
-            self._first_s = self._turn.trace.elapsed_s - self._taken_s if first_s is None else first_s
-            self._turn.outcome.ttft_s = self._taken_s + self._first_s
+    def began(self, first_s: float) -> None:
+        """The first byte of a stream came this many seconds after it was sent."""
+        if self.leg.expectation.stream:
+            self._legs.began_elsewhere(self.leg, first_s=first_s)
+            self._turn.outcome.ttft_s = self._taken_s + first_s
 
     def broken(self) -> None:
         """The engine stopped in the middle of its answer."""
         self._turn.outcome.result = "broken"
         self._attempts.sent_elsewhere(self._turn, self._handed, Failure.DISCONNECTED)
-        if self._turn.labelled:
-            self._fresh.forget(self._turn.scope, self._turn.keys.own)
+        self._forget()
 
     def given_up(self) -> None:
         """Nobody tells any more how it goes."""
         self._turn.outcome.result = "given_up"
 
     def left(self) -> None:
-        """The client left before it was answered."""
+        """The client left before all of the answer was there."""
         self._turn.outcome.result = "cancelled"
+        self._forget()
 
     def ended(self) -> None:
-        """The gateway has seen the end of the answer."""
-        turn = self._turn
-        if turn.outcome.result != "ok":
-            return
-        if turn.labelled:
+        """All of the answer has been sent, as far as anybody here knows."""
+        if self._turn.labelled and self._turn.outcome.result == "ok":
             self._note()
-        if self._first_s is not None and not self._by_other:
-            self._legs.streamed_elsewhere(turn, self._handed, self.leg, first_s=self._first_s)
-
-    def cut(self) -> None:
-        """The gateway has not seen the end of the answer: the client left, or the engine stopped."""
-        turn = self._turn
-        if turn.outcome.result == "ok":
-            turn.outcome.result = "cut"
-            for key in turn.own_keys:
-                self._fresh.forget(turn.scope, key)
 
     def _note(self) -> None:
         for key in self._turn.own_keys:
             self._fresh.note(self._turn.scope, key)
+
+    def _forget(self) -> None:
+        for key in self._turn.own_keys:
+            self._fresh.forget(self._turn.scope, key)

@@ -16,6 +16,7 @@ from backhaul_router.core.body import Endpoint
 from backhaul_router.core.claims import Grant, KeptBlocks
 from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import engine_answer
+from backhaul_router.core.expectation import Expectation
 from backhaul_router.core.legs import HandOff, decode_body, hand_off, is_object, prefill_body, token_prefill_body
 from backhaul_router.core.load import Work
 from backhaul_router.core.lookup import response_key
@@ -184,15 +185,35 @@ class Legs:
             self._running(target, handed.alone_s) as work,
             _served_after(handed.alone_s, work),
         ):
-            yield DecodeLeg(target, work, self._headers(turn, target, headers), body)
+            expectation = self._expectation(turn, handed, work)
+            yield DecodeLeg(target, expectation, self._headers(turn, target, headers), body)
 
     def taken(self, turn: Turn) -> None:
         """Somebody else has been given a decode leg to send."""
         self._sent(turn)
 
-    def streamed_elsewhere(self, turn: Turn, handed: HandedOver, leg: DecodeLeg, *, first_s: float) -> None:
-        """Learns from a stream that somebody else has sent, whose first byte came ``first_s`` after its request."""
-        self._learn_decode(turn, handed, first_s=first_s, served_s=leg.work.served_in(first_s))
+    def streams_elsewhere(self, turn: Turn, target: Target) -> None:
+        """A decode leg that somebody else has sent is answered: its engine has the prompt."""
+        self._learning.answered(target, turn.demand)
+
+    def began_elsewhere(self, leg: DecodeLeg, *, first_s: float) -> None:
+        """The first byte of a stream that somebody else has sent came ``first_s`` seconds after it was sent."""
+        self._learning.told(leg.expectation, seconds=first_s)
+
+    def _expectation(self, turn: Turn, handed: HandedOver, work: Work) -> Expectation:
+        target, handed_off, outcome = handed.plan.decode, handed.params is not None, turn.outcome
+        return Expectation(
+            node_id=target.key[0],
+            engine_id=target.key[1],
+            endpoint=target.node.endpoint,
+            route=outcome.route.value,
+            stream=turn.body.stream and turn.body.endpoint is not Endpoint.RESPONSES,
+            handed_off=handed_off,
+            token_count=self._learning.decoding(target, turn.demand, handed_off=handed_off),
+            share=work.share,
+            before_s=turn.trace.elapsed_s,
+            estimate_s=None if outcome.repeated else outcome.estimate_s,
+        )
 
     def _decode_request(self, turn: Turn, handed: HandedOver) -> bytes:
         """Returns the body of a decode leg."""
@@ -221,10 +242,10 @@ class Legs:
             turn.response_key = response_key(turn.response_id)
         return (*turn.keys.label, turn.response_key) if turn.response_key else turn.keys.label
 
-    def _learn_decode(self, turn: Turn, handed: HandedOver, *, first_s: float, served_s: float | None) -> None:
+    def _learn_decode(self, turn: Turn, handed: HandedOver, *, first_s: float, served_s: float) -> None:
         if handed.params is not None:
             self._learning.decoded(handed.plan.decode, turn.demand, seconds=first_s)
-        elif served_s is not None:
+        else:
             self._learning.appended(handed.plan.decode, turn.demand, seconds=served_s)
 
     def _source_there(self, handed: HandedOver) -> AbstractAsyncContextManager[None]:

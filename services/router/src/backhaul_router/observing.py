@@ -118,6 +118,9 @@ class TurnObserver:
             description="Time to first byte of streams over what was estimated when the route was chosen",
             explicit_bucket_boundaries_advisory=_ERROR_BOUNDS,
         )
+        self._broken = meter.create_counter(
+            "backhaul.router.broken_off", description="Answers behind a gateway that engines broke off"
+        )
         self._ttft = meter.create_histogram(
             "backhaul.router.ttft", unit="s", description="Time to first byte of streams by route"
         )
@@ -173,6 +176,17 @@ class TurnObserver:
         self._apart.add(1)
         _log.warning("pair set apart", reader=reader.node_id, source=source.node_id, seconds=seconds)
 
+    def began(self, route: str, ttft_s: float, estimate_s: float | None) -> None:
+        """The first byte of a stream is there; both times count from the client's request."""
+        self._ttft.record(ttft_s, {"route": route})
+        if estimate_s:
+            self._errors.record(ttft_s / estimate_s, {"route": route})
+
+    def broken_off(self, node_id: str) -> None:
+        """An engine broke off an answer of which no router saw the end."""
+        self._broken.add(1)
+        _log.warning("an engine broke off an answer", node_id=node_id)
+
     def _count(self, outcome: Outcome, result: str) -> None:
         route = outcome.route.value
         self._turns.add(1, {"route": route, "result": result})
@@ -181,9 +195,7 @@ class TurnObserver:
         if outcome.fallback:
             self._fallbacks.add(1)
         if outcome.ttft_s is not None:
-            self._ttft.record(outcome.ttft_s, {"route": route})
-            if outcome.estimate_s and not outcome.repeated:
-                self._errors.record(outcome.ttft_s / outcome.estimate_s, {"route": route})
+            self.began(route, outcome.ttft_s, None if outcome.repeated else outcome.estimate_s)
         for source, count in _sources(outcome).items():
             self._tokens.add(count, {"source": source})
 

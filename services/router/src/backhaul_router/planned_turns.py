@@ -154,8 +154,6 @@ class PlannedTurns:
             planned.forwarded.answered(report.status, report.failure, served="", streams=False, whole=False)
 
     def _left(self, planned: _Planned, report: Report, told: Told) -> None:
-        if told.state is State.ANSWERING:
-            planned.forwarded.cut()
         planned.forwarded.left()
 
 

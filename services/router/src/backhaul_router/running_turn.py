@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 from backhaul_router.core.body import Endpoint, TurnBody
 from backhaul_router.core.claims import Grant
+from backhaul_router.core.expectation import Expectation
 from backhaul_router.core.kinds import text_only
 from backhaul_router.core.legs import HandOff, Params
-from backhaul_router.core.load import Work
 from backhaul_router.core.lookup import TurnKeys
 from backhaul_router.core.nodes import Node
 from backhaul_router.core.routing.demand import Demand
@@ -129,7 +129,7 @@ class DecodeLeg:
     """A decode leg as somebody else is to send it."""
 
     target: Target
-    work: Work
+    expectation: Expectation
     headers: Mapping[str, str]
     body: bytes
 

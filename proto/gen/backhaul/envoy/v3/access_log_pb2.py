@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from backhaul.envoy.v3 import ext_proc_pb2 as backhaul_dot_envoy_dot_v3_dot_ext__proc__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"backhaul/envoy/v3/access_log.proto\x12\x1a\x65nvoy.service.accesslog.v3\x1a backhaul/envoy/v3/ext_proc.proto\"\xd1\x01\n\x17StreamAccessLogsMessage\x12[\n\thttp_logs\x18\x02 \x01(\x0b\x32H.envoy.service.accesslog.v3.StreamAccessLogsMessage.HTTPAccessLogEntries\x1aY\n\x14HTTPAccessLogEntries\x12\x41\n\tlog_entry\x18\x01 \x03(\x0b\x32..envoy.service.accesslog.v3.HTTPAccessLogEntry\"\x1a\n\x18StreamAccessLogsResponse\"\\\n\x12HTTPAccessLogEntry\x12\x46\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32+.envoy.service.accesslog.v3.AccessLogCommon\"H\n\x0f\x41\x63\x63\x65ssLogCommon\x12\x35\n\x08metadata\x18\x11 \x01(\x0b\x32#.envoy.service.ext_proc.v3.Metadata2\x93\x01\n\x10\x41\x63\x63\x65ssLogService\x12\x7f\n\x10StreamAccessLogs\x12\x33.envoy.service.accesslog.v3.StreamAccessLogsMessage\x1a\x34.envoy.service.accesslog.v3.StreamAccessLogsResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"backhaul/envoy/v3/access_log.proto\x12\x1a\x65nvoy.service.accesslog.v3\x1a backhaul/envoy/v3/ext_proc.proto\"\xd1\x01\n\x17StreamAccessLogsMessage\x12[\n\thttp_logs\x18\x02 \x01(\x0b\x32H.envoy.service.accesslog.v3.StreamAccessLogsMessage.HTTPAccessLogEntries\x1aY\n\x14HTTPAccessLogEntries\x12\x41\n\tlog_entry\x18\x01 \x03(\x0b\x32..envoy.service.accesslog.v3.HTTPAccessLogEntry\"\x1a\n\x18StreamAccessLogsResponse\"\\\n\x12HTTPAccessLogEntry\x12\x46\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32+.envoy.service.accesslog.v3.AccessLogCommon\"\x90\x02\n\x0f\x41\x63\x63\x65ssLogCommon\x12\x41\n\x0eresponse_flags\x18\x10 \x01(\x0b\x32).envoy.service.accesslog.v3.ResponseFlags\x12\x35\n\x08metadata\x18\x11 \x01(\x0b\x32#.envoy.service.ext_proc.v3.Metadata\x12P\n\x0b\x63ustom_tags\x18\x16 \x03(\x0b\x32;.envoy.service.accesslog.v3.AccessLogCommon.CustomTagsEntry\x1a\x31\n\x0f\x43ustomTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"x\n\rResponseFlags\x12\x1d\n\x15upstream_remote_reset\x18\x05 \x01(\x08\x12\'\n\x1fupstream_connection_termination\x18\x07 \x01(\x08\x12\x1f\n\x17upstream_protocol_error\x18\x18 \x01(\x08\x32\x93\x01\n\x10\x41\x63\x63\x65ssLogService\x12\x7f\n\x10StreamAccessLogs\x12\x33.envoy.service.accesslog.v3.StreamAccessLogsMessage\x1a\x34.envoy.service.accesslog.v3.StreamAccessLogsResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'backhaul.envoy.v3.access_log_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._loaded_options = None
+  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_options = b'8\001'
   _globals['_STREAMACCESSLOGSMESSAGE']._serialized_start=101
   _globals['_STREAMACCESSLOGSMESSAGE']._serialized_end=310
   _globals['_STREAMACCESSLOGSMESSAGE_HTTPACCESSLOGENTRIES']._serialized_start=221
@@ -40,8 +42,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STREAMACCESSLOGSRESPONSE']._serialized_end=338
   _globals['_HTTPACCESSLOGENTRY']._serialized_start=340
   _globals['_HTTPACCESSLOGENTRY']._serialized_end=432
-  _globals['_ACCESSLOGCOMMON']._serialized_start=434
-  _globals['_ACCESSLOGCOMMON']._serialized_end=506
-  _globals['_ACCESSLOGSERVICE']._serialized_start=509
-  _globals['_ACCESSLOGSERVICE']._serialized_end=656
+  _globals['_ACCESSLOGCOMMON']._serialized_start=435
+  _globals['_ACCESSLOGCOMMON']._serialized_end=707
+  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_start=658
+  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_end=707
+  _globals['_RESPONSEFLAGS']._serialized_start=709
+  _globals['_RESPONSEFLAGS']._serialized_end=829
+  _globals['_ACCESSLOGSERVICE']._serialized_start=832
+  _globals['_ACCESSLOGSERVICE']._serialized_end=979
 # @@protoc_insertion_point(module_scope)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n backhaul/envoy/v3/ext_proc.proto\x12\x19\x65nvoy.service.ext_proc.v3\x1a\x1cgoogle/protobuf/struct.proto\"\xa0\x01\n\x15ProtocolConfiguration\x12\x42\n\x11request_body_mode\x18\x01 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\x12\x43\n\x12response_body_mode\x18\x02 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\"\xd3\x05\n\x11ProcessingRequest\x12\x41\n\x0frequest_headers\x18\x02 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HttpHeadersH\x00\x12\x42\n\x10response_headers\x18\x03 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HttpHeadersH\x00\x12;\n\x0crequest_body\x18\x04 \x01(\x0b\x32#.envoy.service.ext_proc.v3.HttpBodyH\x00\x12<\n\rresponse_body\x18\x05 \x01(\x0b\x32#.envoy.service.ext_proc.v3.HttpBodyH\x00\x12\x43\n\x10request_trailers\x18\x06 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.HttpTrailersH\x00\x12\x44\n\x11response_trailers\x18\x07 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.HttpTrailersH\x00\x12=\n\x10metadata_context\x18\x08 \x01(\x0b\x32#.envoy.service.ext_proc.v3.Metadata\x12P\n\nattributes\x18\t \x03(\x0b\x32<.envoy.service.ext_proc.v3.ProcessingRequest.AttributesEntry\x12I\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32\x30.envoy.service.ext_proc.v3.ProtocolConfiguration\x1aJ\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x42\t\n\x07request\"\x86\x05\n\x12ProcessingResponse\x12\x45\n\x0frequest_headers\x18\x01 \x01(\x0b\x32*.envoy.service.ext_proc.v3.HeadersResponseH\x00\x12\x46\n\x10response_headers\x18\x02 \x01(\x0b\x32*.envoy.service.ext_proc.v3.HeadersResponseH\x00\x12?\n\x0crequest_body\x18\x03 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyResponseH\x00\x12@\n\rresponse_body\x18\x04 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyResponseH\x00\x12G\n\x10request_trailers\x18\x05 \x01(\x0b\x32+.envoy.service.ext_proc.v3.TrailersResponseH\x00\x12H\n\x11response_trailers\x18\x06 \x01(\x0b\x32+.envoy.service.ext_proc.v3.TrailersResponseH\x00\x12J\n\x12immediate_response\x18\x07 \x01(\x0b\x32,.envoy.service.ext_proc.v3.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12@\n\rmode_override\x18\t \x01(\x0b\x32).envoy.service.ext_proc.v3.ProcessingModeB\n\n\x08response\"[\n\x0bHttpHeaders\x12\x35\n\x07headers\x18\x01 \x01(\x0b\x32$.envoy.service.ext_proc.v3.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"F\n\x0cHttpTrailers\x12\x36\n\x08trailers\x18\x01 \x01(\x0b\x32$.envoy.service.ext_proc.v3.HeaderMap\"N\n\x0fHeadersResponse\x12;\n\x08response\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.CommonResponse\"K\n\x0c\x42odyResponse\x12;\n\x08response\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.CommonResponse\"V\n\x10TrailersResponse\x12\x42\n\x0fheader_mutation\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\"\x98\x02\n\x0e\x43ommonResponse\x12H\n\x06status\x18\x01 \x01(\x0e\x32\x38.envoy.service.ext_proc.v3.CommonResponse.ResponseStatus\x12\x42\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\x12>\n\rbody_mutation\x18\x03 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyMutation\"8\n\x0eResponseStatus\x12\x0c\n\x08\x43ONTINUE\x10\x00\x12\x18\n\x14\x43ONTINUE_AND_REPLACE\x10\x01\"\xa5\x01\n\x11ImmediateResponse\x12\x35\n\x06status\x18\x01 \x01(\x0b\x32%.envoy.service.ext_proc.v3.HttpStatus\x12:\n\x07headers\x18\x02 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"k\n\x0eHeaderMutation\x12\x41\n\x0bset_headers\x18\x01 \x03(\x0b\x32,.envoy.service.ext_proc.v3.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\"x\n\x0c\x42odyMutation\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12L\n\x11streamed_response\x18\x03 \x01(\x0b\x32/.envoy.service.ext_proc.v3.StreamedBodyResponseH\x00\x42\n\n\x08mutation\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\xac\x04\n\x0eProcessingMode\x12U\n\x13request_header_mode\x18\x01 \x01(\x0e\x32\x38.envoy.service.ext_proc.v3.ProcessingMode.HeaderSendMode\x12V\n\x14response_header_mode\x18\x02 \x01(\x0e\x32\x38.envoy.service.ext_proc.v3.ProcessingMode.HeaderSendMode\x12\x42\n\x11request_body_mode\x18\x03 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\x12\x43\n\x12response_body_mode\x18\x04 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\x12V\n\x14request_trailer_mode\x18\x05 \x01(\x0e\x32\x38.envoy.service.ext_proc.v3.ProcessingMode.HeaderSendMode\x12W\n\x15response_trailer_mode\x18\x06 \x01(\x0e\x32\x38.envoy.service.ext_proc.v3.ProcessingMode.HeaderSendMode\"1\n\x0eHeaderSendMode\x12\x0b\n\x07\x44\x45\x46\x41ULT\x10\x00\x12\x08\n\x04SEND\x10\x01\x12\x08\n\x04SKIP\x10\x02\"D\n\tHeaderMap\x12\x37\n\x07headers\x18\x01 \x03(\x0b\x32&.envoy.service.ext_proc.v3.HeaderValue\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"\x89\x02\n\x11HeaderValueOption\x12\x36\n\x06header\x18\x01 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HeaderValue\x12V\n\rappend_action\x18\x03 \x01(\x0e\x32?.envoy.service.ext_proc.v3.HeaderValueOption.HeaderAppendAction\"d\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02\"\xac\x01\n\x08Metadata\x12P\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x37.envoy.service.ext_proc.v3.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05*d\n\x0c\x42odySendMode\x12\x08\n\x04NONE\x10\x00\x12\x0c\n\x08STREAMED\x10\x01\x12\x0c\n\x08\x42UFFERED\x10\x02\x12\x14\n\x10\x42UFFERED_PARTIAL\x10\x03\x12\x18\n\x14\x46ULL_DUPLEX_STREAMED\x10\x04\x32\x7f\n\x11\x45xternalProcessor\x12j\n\x07Process\x12,.envoy.service.ext_proc.v3.ProcessingRequest\x1a-.envoy.service.ext_proc.v3.ProcessingResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n backhaul/envoy/v3/ext_proc.proto\x12\x19\x65nvoy.service.ext_proc.v3\x1a\x1cgoogle/protobuf/struct.proto\"\xa0\x01\n\x15ProtocolConfiguration\x12\x42\n\x11request_body_mode\x18\x01 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\x12\x43\n\x12response_body_mode\x18\x02 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\"\xd3\x05\n\x11ProcessingRequest\x12\x41\n\x0frequest_headers\x18\x02 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HttpHeadersH\x00\x12\x42\n\x10response_headers\x18\x03 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HttpHeadersH\x00\x12;\n\x0crequest_body\x18\x04 \x01(\x0b\x32#.envoy.service.ext_proc.v3.HttpBodyH\x00\x12<\n\rresponse_body\x18\x05 \x01(\x0b\x32#.envoy.service.ext_proc.v3.HttpBodyH\x00\x12\x43\n\x10request_trailers\x18\x06 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.HttpTrailersH\x00\x12\x44\n\x11response_trailers\x18\x07 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.HttpTrailersH\x00\x12=\n\x10metadata_context\x18\x08 \x01(\x0b\x32#.envoy.service.ext_proc.v3.Metadata\x12P\n\nattributes\x18\t \x03(\x0b\x32<.envoy.service.ext_proc.v3.ProcessingRequest.AttributesEntry\x12I\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32\x30.envoy.service.ext_proc.v3.ProtocolConfiguration\x1aJ\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x42\t\n\x07request\"\x86\x05\n\x12ProcessingResponse\x12\x45\n\x0frequest_headers\x18\x01 \x01(\x0b\x32*.envoy.service.ext_proc.v3.HeadersResponseH\x00\x12\x46\n\x10response_headers\x18\x02 \x01(\x0b\x32*.envoy.service.ext_proc.v3.HeadersResponseH\x00\x12?\n\x0crequest_body\x18\x03 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyResponseH\x00\x12@\n\rresponse_body\x18\x04 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyResponseH\x00\x12G\n\x10request_trailers\x18\x05 \x01(\x0b\x32+.envoy.service.ext_proc.v3.TrailersResponseH\x00\x12H\n\x11response_trailers\x18\x06 \x01(\x0b\x32+.envoy.service.ext_proc.v3.TrailersResponseH\x00\x12J\n\x12immediate_response\x18\x07 \x01(\x0b\x32,.envoy.service.ext_proc.v3.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12@\n\rmode_override\x18\t \x01(\x0b\x32).envoy.service.ext_proc.v3.ProcessingModeB\n\n\x08response\"[\n\x0bHttpHeaders\x12\x35\n\x07headers\x18\x01 \x01(\x0b\x32$.envoy.service.ext_proc.v3.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x0e\n\x0cHttpTrailers\"N\n\x0fHeadersResponse\x12;\n\x08response\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.CommonResponse\"K\n\x0c\x42odyResponse\x12;\n\x08response\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.CommonResponse\"\x12\n\x10TrailersResponse\"\x98\x02\n\x0e\x43ommonResponse\x12H\n\x06status\x18\x01 \x01(\x0e\x32\x38.envoy.service.ext_proc.v3.CommonResponse.ResponseStatus\x12\x42\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\x12>\n\rbody_mutation\x18\x03 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyMutation\"8\n\x0eResponseStatus\x12\x0c\n\x08\x43ONTINUE\x10\x00\x12\x18\n\x14\x43ONTINUE_AND_REPLACE\x10\x01\"\xa5\x01\n\x11ImmediateResponse\x12\x35\n\x06status\x18\x01 \x01(\x0b\x32%.envoy.service.ext_proc.v3.HttpStatus\x12:\n\x07headers\x18\x02 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"k\n\x0eHeaderMutation\x12\x41\n\x0bset_headers\x18\x01 \x03(\x0b\x32,.envoy.service.ext_proc.v3.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\"x\n\x0c\x42odyMutation\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12L\n\x11streamed_response\x18\x03 \x01(\x0b\x32/.envoy.service.ext_proc.v3.StreamedBodyResponseH\x00\x42\n\n\x08mutation\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\xac\x04\n\x0eProcessingMode\x12U\n\x13request_header_mode\x18\x01 \x01(\x0e\x32\x38.envoy.service.ext_proc.v3.ProcessingMode.HeaderSendMode\x12V\n\x14response_header_mode\x18\x02 \x01(\x0e\x32\x38.envoy.service.ext_proc.v3.ProcessingMode.HeaderSendMode\x12\x42\n\x11request_body_mode\x18\x03 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\x12\x43\n\x12response_body_mode\x18\x04 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\x12V\n\x14request_trailer_mode\x18\x05 \x01(\x0e\x32\x38.envoy.service.ext_proc.v3.ProcessingMode.HeaderSendMode\x12W\n\x15response_trailer_mode\x18\x06 \x01(\x0e\x32\x38.envoy.service.ext_proc.v3.ProcessingMode.HeaderSendMode\"1\n\x0eHeaderSendMode\x12\x0b\n\x07\x44\x45\x46\x41ULT\x10\x00\x12\x08\n\x04SEND\x10\x01\x12\x08\n\x04SKIP\x10\x02\"D\n\tHeaderMap\x12\x37\n\x07headers\x18\x01 \x03(\x0b\x32&.envoy.service.ext_proc.v3.HeaderValue\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"\x89\x02\n\x11HeaderValueOption\x12\x36\n\x06header\x18\x01 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HeaderValue\x12V\n\rappend_action\x18\x03 \x01(\x0e\x32?.envoy.service.ext_proc.v3.HeaderValueOption.HeaderAppendAction\"d\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02\"\xac\x01\n\x08Metadata\x12P\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x37.envoy.service.ext_proc.v3.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05*d\n\x0c\x42odySendMode\x12\x08\n\x04NONE\x10\x00\x12\x0c\n\x08STREAMED\x10\x01\x12\x0c\n\x08\x42UFFERED\x10\x02\x12\x14\n\x10\x42UFFERED_PARTIAL\x10\x03\x12\x18\n\x14\x46ULL_DUPLEX_STREAMED\x10\x04\x32\x7f\n\x11\x45xternalProcessor\x12j\n\x07Process\x12,.envoy.service.ext_proc.v3.ProcessingRequest\x1a-.envoy.service.ext_proc.v3.ProcessingResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_options = b'8\001'
   _globals['_METADATA_FILTERMETADATAENTRY']._loaded_options = None
   _globals['_METADATA_FILTERMETADATAENTRY']._serialized_options = b'8\001'
-  _globals['_BODYSENDMODE']._serialized_start=3995
-  _globals['_BODYSENDMODE']._serialized_end=4095
+  _globals['_BODYSENDMODE']._serialized_start=3871
+  _globals['_BODYSENDMODE']._serialized_end=3971
   _globals['_PROTOCOLCONFIGURATION']._serialized_start=94
   _globals['_PROTOCOLCONFIGURATION']._serialized_end=254
   _globals['_PROCESSINGREQUEST']._serialized_start=257
@@ -51,43 +51,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HTTPBODY']._serialized_start=1724
   _globals['_HTTPBODY']._serialized_end=1771
   _globals['_HTTPTRAILERS']._serialized_start=1773
-  _globals['_HTTPTRAILERS']._serialized_end=1843
-  _globals['_HEADERSRESPONSE']._serialized_start=1845
-  _globals['_HEADERSRESPONSE']._serialized_end=1923
-  _globals['_BODYRESPONSE']._serialized_start=1925
-  _globals['_BODYRESPONSE']._serialized_end=2000
-  _globals['_TRAILERSRESPONSE']._serialized_start=2002
-  _globals['_TRAILERSRESPONSE']._serialized_end=2088
-  _globals['_COMMONRESPONSE']._serialized_start=2091
-  _globals['_COMMONRESPONSE']._serialized_end=2371
-  _globals['_COMMONRESPONSE_RESPONSESTATUS']._serialized_start=2315
-  _globals['_COMMONRESPONSE_RESPONSESTATUS']._serialized_end=2371
-  _globals['_IMMEDIATERESPONSE']._serialized_start=2374
-  _globals['_IMMEDIATERESPONSE']._serialized_end=2539
-  _globals['_HEADERMUTATION']._serialized_start=2541
-  _globals['_HEADERMUTATION']._serialized_end=2648
-  _globals['_BODYMUTATION']._serialized_start=2650
-  _globals['_BODYMUTATION']._serialized_end=2770
-  _globals['_STREAMEDBODYRESPONSE']._serialized_start=2772
-  _globals['_STREAMEDBODYRESPONSE']._serialized_end=2831
-  _globals['_PROCESSINGMODE']._serialized_start=2834
-  _globals['_PROCESSINGMODE']._serialized_end=3390
-  _globals['_PROCESSINGMODE_HEADERSENDMODE']._serialized_start=3341
-  _globals['_PROCESSINGMODE_HEADERSENDMODE']._serialized_end=3390
-  _globals['_HEADERMAP']._serialized_start=3392
-  _globals['_HEADERMAP']._serialized_end=3460
-  _globals['_HEADERVALUE']._serialized_start=3462
-  _globals['_HEADERVALUE']._serialized_end=3522
-  _globals['_HEADERVALUEOPTION']._serialized_start=3525
-  _globals['_HEADERVALUEOPTION']._serialized_end=3790
-  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_start=3690
-  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_end=3790
-  _globals['_METADATA']._serialized_start=3793
-  _globals['_METADATA']._serialized_end=3965
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=3887
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=3965
-  _globals['_HTTPSTATUS']._serialized_start=3967
-  _globals['_HTTPSTATUS']._serialized_end=3993
-  _globals['_EXTERNALPROCESSOR']._serialized_start=4097
-  _globals['_EXTERNALPROCESSOR']._serialized_end=4224
+  _globals['_HTTPTRAILERS']._serialized_end=1787
+  _globals['_HEADERSRESPONSE']._serialized_start=1789
+  _globals['_HEADERSRESPONSE']._serialized_end=1867
+  _globals['_BODYRESPONSE']._serialized_start=1869
+  _globals['_BODYRESPONSE']._serialized_end=1944
+  _globals['_TRAILERSRESPONSE']._serialized_start=1946
+  _globals['_TRAILERSRESPONSE']._serialized_end=1964
+  _globals['_COMMONRESPONSE']._serialized_start=1967
+  _globals['_COMMONRESPONSE']._serialized_end=2247
+  _globals['_COMMONRESPONSE_RESPONSESTATUS']._serialized_start=2191
+  _globals['_COMMONRESPONSE_RESPONSESTATUS']._serialized_end=2247
+  _globals['_IMMEDIATERESPONSE']._serialized_start=2250
+  _globals['_IMMEDIATERESPONSE']._serialized_end=2415
+  _globals['_HEADERMUTATION']._serialized_start=2417
+  _globals['_HEADERMUTATION']._serialized_end=2524
+  _globals['_BODYMUTATION']._serialized_start=2526
+  _globals['_BODYMUTATION']._serialized_end=2646
+  _globals['_STREAMEDBODYRESPONSE']._serialized_start=2648
+  _globals['_STREAMEDBODYRESPONSE']._serialized_end=2707
+  _globals['_PROCESSINGMODE']._serialized_start=2710
+  _globals['_PROCESSINGMODE']._serialized_end=3266
+  _globals['_PROCESSINGMODE_HEADERSENDMODE']._serialized_start=3217
+  _globals['_PROCESSINGMODE_HEADERSENDMODE']._serialized_end=3266
+  _globals['_HEADERMAP']._serialized_start=3268
+  _globals['_HEADERMAP']._serialized_end=3336
+  _globals['_HEADERVALUE']._serialized_start=3338
+  _globals['_HEADERVALUE']._serialized_end=3398
+  _globals['_HEADERVALUEOPTION']._serialized_start=3401
+  _globals['_HEADERVALUEOPTION']._serialized_end=3666
+  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_start=3566
+  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_end=3666
+  _globals['_METADATA']._serialized_start=3669
+  _globals['_METADATA']._serialized_end=3841
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=3763
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=3841
+  _globals['_HTTPSTATUS']._serialized_start=3843
+  _globals['_HTTPSTATUS']._serialized_end=3869
+  _globals['_EXTERNALPROCESSOR']._serialized_start=3973
+  _globals['_EXTERNALPROCESSOR']._serialized_end=4100
 # @@protoc_insertion_point(module_scope)

@@ -276,17 +276,12 @@ class HttpTrailers(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TRAILERS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def trailers(self) -> Global___HeaderMap: ...
     def __init__(
         self,
-        *,
-        trailers: Global___HeaderMap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["trailers", b"trailers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["trailers", b"trailers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -338,21 +333,16 @@ Global___BodyResponse: _TypeAlias = BodyResponse  # noqa: Y015
 
 @_typing.final
 class TrailersResponse(_message.Message):
-    """TrailersResponse answers trailers."""
+    """TrailersResponse answers trailers, which stay as they are."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_MUTATION_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def header_mutation(self) -> Global___HeaderMutation: ...
     def __init__(
         self,
-        *,
-        header_mutation: Global___HeaderMutation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header_mutation", b"header_mutation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header_mutation", b"header_mutation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,11 +15,10 @@ SUBSET = f"{DESTINATION}-subset"
 SERVED = f"{DESTINATION}-served"
 """Where it went, as the gateway says."""
 
-NODE = "backhaul-node"
-"""The node that was picked, beside the destination: for the gateway's access log."""
-FIRST_BYTE = "x-backhaul-first-byte-us"
-"""Trailer of an answer that the gateway adds: microseconds from the request to the engine to the first byte of its
-answer's body. By any trailers the gateway says that an answer has ended as it should."""
+EXPECTATION = "backhaul-expectation"
+"""What the picker expects of the decode leg, beside the destination: for the gateway's access log."""
+FIRST_BYTE = "first-byte-us"
+"""In the gateway's access log: microseconds from the request to the engine to the first byte of its answer's body."""
 
 _NOT_OURS = ("host", "x-envoy-")
 """Of requests and answers: what gateways let nobody change."""
@@ -27,7 +26,8 @@ _NOT_OURS = ("host", "x-envoy-")
 _OF_ANSWERS = ("content-type", "content-length", "transfer-encoding", "retry-after", "x-ratelimit-")
 """What of an engine's answer means something to the client."""
 
-_FIRST_BYTE_DIGITS = 15
+_FIRST_BYTE_DIGITS = 11
+"""More than a day is nobody's."""
 
 _NO_CONNECTION = ("connection_failure", "connection_timeout")
 
@@ -91,9 +91,8 @@ def comes_whole(status: int, headers: Mapping[str, str]) -> bool:
     return status != 200 or not is_events(headers)
 
 
-def first_byte_s(trailers: Mapping[str, str]) -> float | None:
+def first_byte_s(text: str) -> float | None:
     """Returns how long an engine took to the first byte of its answer's body, seconds; None if nobody says."""
-    text = trailers.get(FIRST_BYTE, "")
     if not (text.isascii() and text.isdecimal() and len(text) <= _FIRST_BYTE_DIGITS):
         return None
     return int(text) / 1_000_000

@@ -56,14 +56,15 @@ class Work:
             self._queue.leave(self, now, served=True)
         return self._served_s
 
-    def served_in(self, seconds: float) -> float | None:
-        """Returns how long it was served if its first byte came ``seconds`` after it was sent; None when it queued.
+    @property
+    def share(self) -> float | None:
+        """Of the time until its first byte is there: for how much of it it is served; None when others are before it.
 
-        For legs that somebody else sees, who tells afterwards.
+        For legs of which somebody else tells afterwards how long they took.
         """
         if not self.expected_s:
-            return seconds
-        return self._share * seconds if self._first else None
+            return 1.0
+        return self._share if self._first else None
 
     def ended(self) -> None:
         """It is over, served or not."""

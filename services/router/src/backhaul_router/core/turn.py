@@ -47,9 +47,8 @@ class Outcome:
     answer_s: float | None = None
     """From the request to all of an answer that is not, seconds."""
     result: str = "ok"
-    """`ok`, `refused` (an engine's 4xx), `failed` (its 5xx), `broken` (it stopped in the middle), `cut` (behind a
-    gateway, where nobody can tell whether the engine stopped in the middle or the client left), `cancelled` (a gateway
-    says that the client left), `given_up` (a gateway says nothing)."""
+    """`ok`, `refused` (an engine's 4xx), `failed` (its 5xx), `broken` (it stopped in the middle); behind a gateway
+    `cancelled` (it says that the client left) and `given_up` (it says nothing)."""
 
     def cold(self, miss: str) -> None:
         """The turn is cold, for this reason."""

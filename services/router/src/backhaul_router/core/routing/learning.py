@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from backhaul_connector.wire import Verdict
+from backhaul_router.core.expectation import Expectation
 from backhaul_router.core.routing.costs import Costs
 from backhaul_router.core.routing.demand import Demand, Prefix
 from backhaul_router.core.routing.prefixes import Prefixes
@@ -47,19 +48,37 @@ class Learning:
 
     def decoded(self, target: Target, demand: Demand, *, seconds: float) -> None:
         """A decode engine that was handed the prompt's blocks began to answer after ``seconds``."""
-        moved = demand.token_count - self._prefixes.had(target, demand)
-        self._costs.note_decode(target.key, moved=max(0, moved), seconds=seconds)
+        moved = self.decoding(target, demand, handed_off=True)
+        self._costs.note_decode(target.key, moved=moved, seconds=seconds)
         self._prefixes.note(target, demand.prefixes)
 
     def appended(self, target: Target, demand: Demand, *, seconds: float) -> None:
         """A decode engine that was handed nothing began to answer after ``seconds`` of its own time."""
-        computed = _computed(demand.token_count, self._prefixes.had(target, demand))
+        computed = self.decoding(target, demand, handed_off=False)
         if self._had_lost(target, demand, computed, seconds):
             held = demand.held_by(target)
             self._prefixes.correct(target, demand.prefixes, local=held)
             computed = _computed(demand.token_count, held)
         self._costs.note_alone(target.key, computed=computed, seconds=seconds)
         self._prefixes.note(target, demand.prefixes)
+
+    def decoding(self, target: Target, demand: Demand, *, handed_off: bool) -> int:
+        """Returns the tokens by which the time of a decode leg goes: those moved to it, or those that it computes."""
+        had = self._prefixes.had(target, demand)
+        return max(0, demand.token_count - had) if handed_off else _computed(demand.token_count, had)
+
+    def answered(self, target: Target, demand: Demand) -> None:
+        """A decode engine has the prompt; somebody will tell how long it took to begin."""
+        self._prefixes.note(target, demand.prefixes)
+
+    def told(self, expectation: Expectation, *, seconds: float) -> None:
+        """Somebody tells that a decode engine began to answer after ``seconds``."""
+        key = expectation.node_id, expectation.engine_id
+        if expectation.handed_off:
+            self._costs.note_decode(key, moved=expectation.token_count, seconds=seconds)
+        elif expectation.share is not None:
+            served_s = expectation.share * seconds
+            self._costs.note_alone(key, computed=expectation.token_count, seconds=served_s)
 
     def _had_lost(self, target: Target, demand: Demand, computed: int, seconds: float) -> bool:
         """Tells whether an engine took as long as if it had cached nothing of what it was thought to have.
