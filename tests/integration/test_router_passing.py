@@ -137,6 +137,9 @@ async def test_tenants_are_kept_apart_where_prompts_are_cached(tmp_path: Path) -
             headers = {"authorization": f"Bearer {secret}"}
             assert (await embed(stack, headers, cache_salt="mine")).status == 200
             assert (await stack.post("/detokenize", {"model": MODEL, "tokens": []}, headers)).status == 200
+        part = {"type": "image_url", "image_url": None, "uuid": "somebodys"}
+        named = {"model": MODEL, "messages": [{"role": "user", "content": [part]}]}
+        assert (await stack.post("/pooling", named, headers)).status == 400
         salts = [leg.body.get("cache_salt") for leg in stack.prefill.passed if leg.path == EMBEDDINGS]
         assert len({*salts}) == 2
         assert "mine" not in salts

@@ -154,8 +154,8 @@ MUTANTS = (
     Mutant(
         "share-media-by-name",
         f"{_SOURCE}/turns.py",
-        "if self._tenants.configured and names_media(body):",
-        "if False:",
+        "            check_media(body.fields)\n",
+        "            pass\n",
         (f"{_TURNS}::test_tenants_do_not_name_what_engines_keep_of_media",),
     ),
     Mutant(

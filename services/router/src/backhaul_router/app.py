@@ -200,7 +200,14 @@ async def running(config: Config) -> AsyncIterator[Running]:
             registry=registry, owner=owner, table=table, tenants=tenants, scopes=scopes, clock=clock
         )
         models = Models(engines, table)
-        passing = Passing(engines=engines, table=table, planner=routing.planner, live=routing.live, scopes=scopes)
+        passing = Passing(
+            engines=engines,
+            table=table,
+            planner=routing.planner,
+            live=routing.live,
+            tenants=tenants,
+            scopes=scopes,
+        )
         admission = Admission(
             turns=TurnQueue(max_turns=config.max_turns, max_queued=config.max_queued, limits=tenants.limits),
             queue_timeout_s=config.queue_timeout_s,

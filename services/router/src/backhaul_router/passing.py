@@ -11,6 +11,7 @@ from backhaul_router.answers import passed_on, whole_answer
 from backhaul_router.core import responses
 from backhaul_router.core.engines import EngineError, Reply
 from backhaul_router.core.errors import ApiError, bounded
+from backhaul_router.core.media import check_media
 from backhaul_router.core.nodes import Node, NodeTable
 from backhaul_router.core.passing import parse_passed
 from backhaul_router.core.response_ids import keeper_of
@@ -19,6 +20,7 @@ from backhaul_router.core.routing.live import Live
 from backhaul_router.core.routing.planner import Planner
 from backhaul_router.core.routing.target import Target
 from backhaul_router.core.scopes import Scopes
+from backhaul_router.core.tenants import Callers
 from backhaul_router.core.turn import REUSE_OFF
 
 _LONGEST_NAME = 200
@@ -45,7 +47,10 @@ class PassedAnswer:
 class Passing:
     """Passes requests on, each once."""
 
-    def __init__(self, *, engines: Engines, table: NodeTable, planner: Planner, live: Live, scopes: Scopes) -> None:
+    def __init__(
+        self, *, engines: Engines, table: NodeTable, planner: Planner, live: Live, tenants: Callers, scopes: Scopes
+    ) -> None:
+        self._tenants = tenants
         self._engines = engines
         self._table = table
         self._planner = planner
@@ -57,6 +62,8 @@ class Passing:
     async def ask(self, path: str, data: bytes, *, tenant: str, headers: Mapping[str, str]) -> PassedAnswer:
         """Passes a request on to an engine that does least. ``headers`` go to it. Raises ApiError."""
         body = parse_passed(path, data)
+        if self._tenants.configured:
+            check_media(body.fields)
         target = self._target(body.model)
         sent = body.for_engine(self._scopes.salt(tenant, body.client_salt))
         self._passed.add(1, {"path": path})

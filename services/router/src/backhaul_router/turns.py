@@ -9,11 +9,12 @@ from backhaul_router.choosing import Chooser
 from backhaul_router.core import responses
 from backhaul_router.core.body import TurnBody, parse_body
 from backhaul_router.core.engines import EngineError, Failure
-from backhaul_router.core.errors import ApiError, bounded, invalid
+from backhaul_router.core.errors import ApiError, bounded
 from backhaul_router.core.fresh import FreshKeys
-from backhaul_router.core.kinds import decode_alone, names_media
+from backhaul_router.core.kinds import decode_alone
 from backhaul_router.core.legs import prompt_tokens_in
 from backhaul_router.core.lookup import TurnKeys, checked_session_id, keys_of
+from backhaul_router.core.media import check_media
 from backhaul_router.core.nodes import Node, NodeTable, Role
 from backhaul_router.core.response_ids import keeper_of
 from backhaul_router.core.routing.demand import Demand
@@ -128,9 +129,8 @@ class Turns:
         """Returns a request's body. Raises ApiError (400, 404)."""
         body = parse_body(request.endpoint, request.body)
         self._check_model(body.model)
-        if self._tenants.configured and names_media(body):
-            message = "a content part must not have a 'uuid' here: engines keep media by it for all tenants alike"
-            raise invalid(message, param="messages")
+        if self._tenants.configured:
+            check_media(body.fields)
         return body
 
     def _check_model(self, model: str) -> None:

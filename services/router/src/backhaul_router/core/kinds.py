@@ -1,4 +1,4 @@
-"""Kinds of requests: which a decode engine must serve alone, which are text, which name what engines keep."""
+"""Kinds of requests: which a decode engine must serve alone, and which are text."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -48,18 +48,6 @@ def text_only(body: TurnBody) -> bool:
         return messages.is_text(body.fields)
     chat = body.fields["messages"] if body.endpoint is Endpoint.CHAT else ()
     return all(_is_text(message.get("content")) for message in chat)
-
-
-def names_media(body: TurnBody) -> bool:
-    """Tells whether the client gives an image or the like a name of its own (``uuid``).
-
-    vLLM keeps media by such names, whatever the cache salt, and takes what is there for whoever names it, even if
-    nothing else is sent (`renderers/chat_utils.py`; `multimodal/processing/inputs.py`, ``get_mm_hashes``).
-    """
-    messages = body.fields["messages"] if body.endpoint is Endpoint.CHAT else ()
-    contents = (message.get("content") for message in messages)
-    parts = (part for content in contents if isinstance(content, list) for part in content)
-    return any(isinstance(part, dict) and part.get("uuid") is not None for part in parts)
 
 
 def tokens_certain(body: TurnBody) -> bool:

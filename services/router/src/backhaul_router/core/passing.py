@@ -12,6 +12,7 @@ import msgspec
 
 from backhaul_router.core.errors import invalid
 from backhaul_router.core.legs import for_engine
+from backhaul_router.core.shape import check_shape
 
 _OF_TOKENS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 _POOLING = (
@@ -67,6 +68,7 @@ def parse_passed(path: str, data: bytes) -> PassedBody:
         fields, raw = _decode(data), _decode_raw(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise invalid(f"the body is not a valid JSON object: {error}") from error
+    check_shape(data, fields)
     if not isinstance(fields.get("model"), str) or not fields["model"]:
         raise invalid("you must provide a model", param="model")
     for name, kind in (("cache_salt", str), ("vllm_xargs", dict)):
