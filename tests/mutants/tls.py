@@ -8,6 +8,7 @@ _FILES, _CHANNELS, _CONTEXTS, _CALLERS, _IDENTITY = (
 )
 _SETTINGS, _CLIENT = f"{_TLS}/settings.py", "services/common/src/backhaul_common/grpc_client.py"
 _REGISTRY, _ROUTER = "services/registry/src/backhaul_registry/app.py", "services/router/src/backhaul_router/app.py"
+_SERVERS = "services/router/src/backhaul_router/grpc_servers.py"
 
 
 def _unit(module: str, *names: str) -> tuple[str, ...]:
@@ -76,10 +77,17 @@ MUTANTS = (
     ),
     Mutant(
         "pick-for-any-caller",
-        _ROUTER,
-        "        callers=config.tls_callers,\n",
-        "",
+        _SERVERS,
+        "tls=tls,\n        callers=config.tls_callers,\n    )\n    ext_proc",
+        "tls=tls,\n    )\n    ext_proc",
         _over("router", "test_only_gateways_of_an_accepted_name_have_endpoints_picked"),
+    ),
+    Mutant(
+        "plan-for-any-caller",
+        _SERVERS,
+        "tls=tls,\n        callers=config.tls_callers,\n    )\n    gateway",
+        "tls=tls,\n    )\n    gateway",
+        _over("router", "test_only_gateways_of_an_accepted_name_have_turns_planned"),
     ),
     Mutant(
         "half-a-certificate",

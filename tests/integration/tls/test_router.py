@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from backhaul.envoy.v3 import ext_proc_pb2, ext_proc_pb2_grpc
-from backhaul.router.v1 import router_pb2, router_pb2_grpc
+from backhaul.router.v1 import gateway_pb2, gateway_pb2_grpc, router_pb2, router_pb2_grpc
 from backhaul_common.grpc_client import open_channel
 from backhaul_common.tls import CallerContext, Identity, TlsFiles
 from backhaul_common.tls import identity as identities
@@ -133,6 +133,26 @@ async def picks(address: str, tls: Identity | None) -> str:
         except grpc.aio.AioRpcError as error:
             return error.code().name
         return "OK"
+
+
+async def test_only_gateways_of_an_accepted_name_have_turns_planned(authority: Authority, stranger: Authority) -> None:
+    names = {"tls_callers": (name_of("gateway"),), "listen_gateway": "127.0.0.1:0"}
+    async with secure_stack(authority, **names) as stack:
+        address = f"127.0.0.1:{stack.router.gateway_port}"
+        gateway, agent = (identity(authority.issue(role), authority) for role in ("gateway", "agent"))
+        assert await reports(address, gateway) == "INVALID_ARGUMENT"
+        assert await reports(address, agent) == "PERMISSION_DENIED"
+        for refused in (identity(stranger.issue("gateway"), authority), identity(None, authority), None):
+            assert await reports(address, refused) == "UNAVAILABLE"
+
+
+async def reports(address: str, tls: Identity | None) -> str:
+    """Reports on a turn that has no name, which is refused at once by whoever listens to it."""
+    async with open_channel(address, tls) as channel:
+        call: Any = gateway_pb2_grpc.GatewayServiceStub(channel).ReportTurn(gateway_pb2.ReportTurnRequest(), timeout=10)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        return caught.value.code().name
 
 
 @pytest.mark.parametrize("role", ["of another CA", "expired", "without TLS"])

@@ -6,17 +6,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import structlog
 
-from backhaul.envoy.v3 import access_log_pb2_grpc, ext_proc_pb2_grpc
-from backhaul.router.v1 import gateway_pb2_grpc, http_pb2_grpc, router_pb2_grpc
 from backhaul_common.clock import SystemClock
-from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.grpc_client import open_channel
 from backhaul_common.grpc_server import GrpcServer
-from backhaul_common.tls import CallerContext, Identity, TlsFiles, keep_current
+from backhaul_common.tls import CallerContext, keep_current
+from backhaul_router import configured, grpc_servers
 from backhaul_router.access_log_service import AccessLog
 from backhaul_router.admission import Admission
 from backhaul_router.attempts import Attempts
@@ -27,19 +24,12 @@ from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.nodes import NodeTable
 from backhaul_router.core.queueing import TurnQueue
 from backhaul_router.core.routing.assembly import Routing, assemble
-from backhaul_router.core.routing.planner import RoutePolicy
-from backhaul_router.core.routing.settings import RoutingSettings, parse_routing
 from backhaul_router.core.scopes import Scopes
-from backhaul_router.core.tenants import Tenants
-from backhaul_router.core.turn import Route
 from backhaul_router.departures import Departures
-from backhaul_router.engine_client import EngineClient, EngineTimeouts
-from backhaul_router.ext_proc_service import HEALTH_NAMES, ExternalProcessor
-from backhaul_router.ext_proc_service import SERVICE_NAME as EXT_PROC_NAME
-from backhaul_router.gateway_service import SERVICE_NAME as GATEWAY_NAME
+from backhaul_router.engine_client import EngineClient
+from backhaul_router.ext_proc_service import ExternalProcessor
 from backhaul_router.gateway_service import GatewayService
-from backhaul_router.grpc_service import SERVICE_NAME, InferenceService
-from backhaul_router.http_protocol import ClientLimits
+from backhaul_router.grpc_service import InferenceService
 from backhaul_router.http_service import HttpService
 from backhaul_router.legs import Legs
 from backhaul_router.load_reports import LoadReports
@@ -51,21 +41,16 @@ from backhaul_router.orphans import watch_orphans
 from backhaul_router.owner_client import OwnerClient
 from backhaul_router.passing import Passing
 from backhaul_router.planned_turns import PlannedTurns
-from backhaul_router.ports import Policy
 from backhaul_router.prompt_tokens import PromptTokens
 from backhaul_router.readiness import Readiness
 from backhaul_router.registry_client import RegistryClient
 from backhaul_router.second_chances import SecondChances
 from backhaul_router.tenants_file import TenantsFile
-from backhaul_router.transcoded_service import SERVICE_NAME as HTTP_NAME
 from backhaul_router.transcoded_service import HttpApiService
 from backhaul_router.turns import Turns
 
 _log = structlog.get_logger(__name__)
 
-_MIN_CLUSTER_KEY_BYTES = 16
-_FRAME_BYTES = 1024 * 1024
-"""What a gRPC message may hold besides the body."""
 _FIRST_LIST_S = 2.0
 """How long a router that starts takes no connections, so that it need not refuse turns for want of nodes."""
 
@@ -116,11 +101,12 @@ async def running(config: Config) -> AsyncIterator[Running]:
 
     Raises InvalidArgumentError for files that cannot be used, UnavailableError for addresses that cannot be bound.
     """
-    tenants, policy = _tenants(config), _policy(config)
-    scopes = Scopes(tenants, _cluster_key(config))
+    tenants, policy = configured.tenants(config), configured.policy(config)
+    scopes = Scopes(tenants, configured.cluster_key(config))
     clock = SystemClock()
-    tls, client_tls = _identity("services", config.tls_files), _identity("clients", config.client_files)
-    engine_tls = _identity("engines", config.engine_files)
+    tls = configured.identity("services", config.tls_files)
+    client_tls = configured.identity("clients", config.client_files)
+    engine_tls = configured.identity("engines", config.engine_files)
     to_registries = partial(open_channel, tls=tls, name=config.tls_registry_name)
     to_agents = partial(open_channel, tls=tls, name=config.tls_agent_name)
     table, fresh, observer = NodeTable(), FreshKeys(clock.monotonic), TurnObserver(clock)
@@ -128,8 +114,8 @@ async def running(config: Config) -> AsyncIterator[Running]:
         table=table,
         monotonic=clock.monotonic,
         rng=random.Random(),
-        settings=_routing_settings(config),
-        policy=_route_policy(config),
+        settings=configured.routing_settings(config),
+        policy=configured.route_policy(config),
     )
     observe_nodes(routing.live.breakers)
     readiness, changed = Readiness(table), asyncio.Event()
@@ -140,7 +126,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
         ) as registry,
         OwnerClient(clock=clock, connect=to_agents) as owner,
         EngineClient(
-            timeouts=_timeouts(config),
+            timeouts=configured.timeouts(config),
             answer_bytes=int(config.answer_limit),
             late_limit=config.max_turns,
             tls=CallerContext(engine_tls) if engine_tls else None,
@@ -222,14 +208,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             passing=passing,
             readiness=readiness,
             admission=admission,
-            limits=_client_limits(config),
-            tls=client_tls,
-        )
-        grpc_server = GrpcServer(
-            address=config.listen_grpc,
-            service_names=(SERVICE_NAME, HTTP_NAME),
-            max_message_bytes=int(config.body_limit) + _FRAME_BYTES,
-            max_calls=2 * config.max_turns + config.max_queued,
+            limits=configured.client_limits(config),
             tls=client_tls,
         )
         inference = InferenceService(
@@ -240,7 +219,6 @@ async def running(config: Config) -> AsyncIterator[Running]:
             body_limit_bytes=int(config.body_limit),
             send_s=config.send_timeout_s,
         )
-        router_pb2_grpc.add_InferenceServiceServicer_to_server(inference, grpc_server.server)
         http_api = HttpApiService(
             turns=turns,
             conversations=conversations,
@@ -249,7 +227,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             body_limit_bytes=int(config.body_limit),
             send_s=config.send_timeout_s,
         )
-        http_pb2_grpc.add_HttpServiceServicer_to_server(http_api, grpc_server.server)
+        grpc_server = grpc_servers.client_server(config, inference, http_api, client_tls)
         picker = ExternalProcessor(
             turns=turns,
             admission=admission,
@@ -257,7 +235,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             receive_s=config.receive_timeout_s,
         )
         access_log = AccessLog(table=table, routing=routing, observer=observer)
-        picker_server = _picker_server(config, picker, access_log, tls)
+        picker_server = grpc_servers.picker_server(config, picker, access_log, tls)
         planned = PlannedTurns(
             turns=turns,
             admission=admission,
@@ -266,7 +244,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             report_s=config.plan_report_s,
         )
         gateway = GatewayService(turns=turns, planned=planned, body_limit_bytes=int(config.body_limit))
-        gateway_server = _gateway_server(config, gateway, tls)
+        gateway_server = grpc_servers.gateway_server(config, gateway, tls)
         servers = [server for server in (grpc_server, picker_server, gateway_server) if server is not None]
         if not await registry.listed(within_s=_FIRST_LIST_S):
             _log.warning("no list of nodes yet", registry=config.registry, what_to_do="see that a registry runs there")
@@ -298,45 +276,8 @@ async def running(config: Config) -> AsyncIterator[Running]:
                     task.cancel()
 
 
-def _picker_server(
-    config: Config, picker: ExternalProcessor, access_log: AccessLog, tls: Identity | None
-) -> GrpcServer | None:
-    """Returns the server of the endpoint picker, if there is to be one."""
-    if not config.listen_ext_proc:
-        return None
-    server = GrpcServer(
-        address=config.listen_ext_proc,
-        service_names=(EXT_PROC_NAME,),
-        health_names=HEALTH_NAMES,
-        max_message_bytes=max(int(config.body_limit), int(config.answer_limit)) + _FRAME_BYTES,
-        max_calls=2 * config.max_turns + config.max_queued,
-        tls=tls,
-        callers=config.tls_callers,
-    )
-    ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server(picker, server.server)
-    access_log_pb2_grpc.add_AccessLogServiceServicer_to_server(access_log, server.server)
-    return server
-
-
 def _port(server: GrpcServer | None) -> int:
     return server.port if server else 0
-
-
-def _gateway_server(config: Config, gateway: GatewayService, tls: Identity | None) -> GrpcServer | None:
-    """Returns the server for gateways that plan turns, if there is to be one."""
-    if not config.listen_gateway:
-        return None
-    server = GrpcServer(
-        address=config.listen_gateway,
-        service_names=(GATEWAY_NAME,),
-        # What goes to an engine is the client's body and a little more.
-        max_message_bytes=int(config.body_limit) + _FRAME_BYTES,
-        max_calls=2 * config.max_turns + config.max_queued,
-        tls=tls,
-        callers=config.tls_callers,
-    )
-    gateway_pb2_grpc.add_GatewayServiceServicer_to_server(gateway, server.server)
-    return server
 
 
 async def _leave(readiness: Readiness, servers: Sequence[GrpcServer], http: HttpService) -> None:
@@ -379,77 +320,3 @@ def _tell_reuse(reuses: bool) -> None:
         _log.info("turns can reuse blocks")
     else:
         _log.warning("no turn can reuse blocks", reason="no pair has it on both sides: the nodes' records say why")
-
-
-def _identity(name: str, files: TlsFiles | None) -> Identity | None:
-    return Identity(name, files) if files else None
-
-
-def _timeouts(config: Config) -> EngineTimeouts:
-    return EngineTimeouts(
-        connect_s=config.connect_timeout_s,
-        prefill_s=config.prefill_timeout_s,
-        warm_prefill_s=config.warm_prefill_timeout_s,
-        first_byte_s=config.first_byte_timeout_s,
-        idle_s=config.idle_timeout_s,
-    )
-
-
-def _client_limits(config: Config) -> ClientLimits:
-    return ClientLimits(
-        body_bytes=int(config.body_limit),
-        receive_s=config.receive_timeout_s,
-        send_s=config.send_timeout_s,
-        connections=config.max_connections,
-        goodbyes=config.goodbyes,
-    )
-
-
-def _tenants(config: Config) -> Tenants | TenantsFile:
-    try:
-        return TenantsFile(config.tenants_file) if config.tenants_file else Tenants()
-    except ValueError as error:
-        raise InvalidArgumentError("BAD_TENANTS_FILE", str(error)) from error
-
-
-def _cluster_key(config: Config) -> bytes:
-    cluster_key = _read(config.cluster_key_file).strip() if config.cluster_key_file else b""
-    if config.tenants_file and len(cluster_key) < _MIN_CLUSTER_KEY_BYTES:
-        raise InvalidArgumentError(
-            "NO_CLUSTER_KEY", f"tenants need cluster_key_file, with at least {_MIN_CLUSTER_KEY_BYTES} bytes in it"
-        )
-    return cluster_key
-
-
-def _policy(config: Config) -> Policy:
-    engine_key = _read(config.engine_key_file).decode().strip() if config.engine_key_file else ""
-    return Policy(
-        prefill_fallback=config.prefill_fallback,
-        keep_constraints=tuple(part.lower() for part in config.keep_constraints),
-        engine_key=engine_key,
-        explain=config.explain,
-    )
-
-
-def _route_policy(config: Config) -> RoutePolicy:
-    return RoutePolicy(
-        routes=frozenset(map(Route, config.routes)),
-        prefer=None if config.prefer == "auto" else Route(config.prefer),
-        decode_computes=config.prefill_fallback == "decode",
-    )
-
-
-def _routing_settings(config: Config) -> RoutingSettings:
-    if not config.routing_file:
-        return RoutingSettings()
-    try:
-        return parse_routing(_read(config.routing_file).decode())
-    except ValueError as error:
-        raise InvalidArgumentError("BAD_ROUTING_FILE", f"{config.routing_file}: {error}") from error
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidArgumentError("FILE_UNREADABLE", f"{path}: {error.strerror}") from error
