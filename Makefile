@@ -94,7 +94,7 @@ check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code 
 	$(BIN)/hadolint deploy/docker/*.Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose/*.yaml
 	@set -o pipefail; for overlay in deploy/kustomize/overlays/*; do echo "kubectl kustomize $$overlay | kubernetes-validate"; \
-		$(BIN)/kubectl kustomize $$overlay | $(BIN)/kubernetes-validate --strict - || exit; done
+		$(BIN)/kubectl kustomize $$overlay | $(BIN)/kubernetes-validate --strict --quiet - || exit; done
 	@! git grep -nIE '$(PRIVATE)' || { echo "these lines name a machine's paths or a package registry"; exit 1; }
 
 .PHONY: proto
