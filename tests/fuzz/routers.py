@@ -1,5 +1,6 @@
 """A router's faces without the router behind them: turns are parsed, and answered at once."""
 
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -10,17 +11,39 @@ from backhaul_router.conversations import Conversations, Ending
 from backhaul_router.core.body import parse_body
 from backhaul_router.core.claims import Released
 from backhaul_router.core.errors import ApiError
+from backhaul_router.core.expectation import Expectation
 from backhaul_router.core.lookup import checked_session_id, keys_of
+from backhaul_router.core.passing import parse_passed
 from backhaul_router.core.queueing import TurnQueue
+from backhaul_router.core.response_ids import keeper_of
+from backhaul_router.core.responses import not_kept
 from backhaul_router.core.turn import Outcome
 from backhaul_router.explaining import TurnExplanation
 from backhaul_router.http_protocol import ClientLimits
 from backhaul_router.models import Models
+from backhaul_router.passing import PassedAnswer, Passing
 from backhaul_router.ports import Answer, TurnRequest
 from backhaul_router.readiness import Readiness
 from backhaul_router.turns import Turns
+from tests.unit.router.test_nodes import node
+
+NODE = node("d1", engine_url="http://10.0.0.1:8200")
 
 LIMITS = ClientLimits(body_bytes=64 * 1024, receive_s=5.0, send_s=5.0, connections=10, goodbyes=10)
+
+
+EXPECTATION = Expectation(
+    node_id=NODE.node_id,
+    engine_id=NODE.engines[0].engine_id,
+    endpoint=NODE.endpoint,
+    route="cold",
+    stream=True,
+    handed_off=True,
+    token_count=9,
+    share=1.0,
+    before_s=0.1,
+    estimate_s=0.5,
+)
 
 
 class _Stream:
@@ -63,13 +86,18 @@ class _Turns:
 class _Leg:
     headers: Mapping[str, str] = {"x-request-id": "ours"}
     body = b'{"model":"m"}'
+    expectation = EXPECTATION
 
 
 class _Forwarded:
     """A turn whose decode leg goes to 10.0.0.1:8200."""
 
     endpoint = "10.0.0.1:8200"
+    url = "http://10.0.0.1:8200/v1/chat/completions"
+    served = Outcome()
+    asks_for_stream = True
     names_hosts = False
+    streams_hosts = False
     seen = False
     leg = _Leg()
 
@@ -79,7 +107,14 @@ class _Forwarded:
 
     def ended(self) -> None: ...
 
-    def answered(self, status: int, failure: object, *, served: str, whole: bool) -> Mapping[str, str]:
+    def broken(self) -> None: ...
+
+    def given_up(self) -> None: ...
+
+    def began(self, first_s: float) -> None:
+        assert 0 <= first_s < math.inf, first_s
+
+    def answered(self, status: int, failure: object, *, served: str, streams: bool, whole: bool) -> Mapping[str, str]:
         self.seen = not whole
         return Outcome().headers
 
@@ -106,13 +141,25 @@ class _Models:
         return b'{"data":[]}'
 
 
+class _Passing:
+    """Its engine answers everything; `NODE` keeps the responses."""
+
+    async def ask(self, path: str, data: bytes, *, tenant: str, headers: Mapping[str, str]) -> PassedAnswer:
+        return PassedAnswer(200, {}, parse_passed(path, data).for_engine("salt"))
+
+    async def response(self, response_id: str, *, tenant: str, headers: Mapping[str, str]) -> PassedAnswer:
+        if keeper_of(response_id, tenant, [NODE]) is None:
+            raise not_kept()
+        return PassedAnswer(200, {}, b"{}")
+
+
 class _Readiness:
     def problem(self) -> str:
         return ""
 
 
 def parts() -> dict[str, Any]:
-    """Returns what HTTP and gRPC faces are made of."""
+    """Returns what all faces are made of."""
     admission = Admission(
         turns=TurnQueue(max_turns=100, max_queued=0, limits={}),
         queue_timeout_s=1.0,
@@ -123,6 +170,10 @@ def parts() -> dict[str, Any]:
         "turns": cast(Turns, _Turns()),
         "conversations": cast(Conversations, _Conversations()),
         "models": cast(Models, _Models()),
-        "readiness": cast(Readiness, _Readiness()),
         "admission": admission,
     }
+
+
+def http_parts() -> dict[str, Any]:
+    """Returns those, and what only HTTP has."""
+    return {**parts(), "passing": cast(Passing, _Passing()), "readiness": cast(Readiness, _Readiness())}

@@ -31,6 +31,10 @@ class CallContext:
         self._metadata = tuple((metadata or {}).items())
         self.written: list[Message] = []
 
+    async def send_initial_metadata(self, pairs: Sequence[tuple[str, str]]) -> None:
+        # gRPC takes names of small letters alone, and values that can be printed.
+        assert all(name.islower() and value.isascii() and value.isprintable() for name, value in pairs), pairs
+
     async def write(self, message: Message) -> None:
         self.written.append(message)
         if len(self.written) >= _MOST_ANSWERS:
@@ -87,8 +91,8 @@ async def _accepts(service: ServiceDescriptor, made: Callable[[], object], call:
         answer = handler(_stream(messages) if method.client_streaming else messages[0], context)
         if inspect.isasyncgen(answer):
             context.written += [cast(Message, step) async for step in answer]
-        else:
-            await answer
+        elif (message := await answer) is not None:
+            context.written.append(message)
     except BackhaulError as error:
         to_status(error)
         return False

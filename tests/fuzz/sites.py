@@ -1,8 +1,11 @@
 """Finds where the product takes bytes apart, so that no parser is without a target."""
 
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
+
+from google.protobuf.descriptor import FileDescriptor
 
 ROOT = Path(__file__).parents[2]
 _FOLDERS = ("services/*/src", "services/node-agent/connector/src", "deploy/replay/src")
@@ -28,6 +31,22 @@ ELSEWHERE = {
 def sites() -> frozenset[str]:
     """Returns all places, as ``module:name`` of the function or of the value that is made for it."""
     return frozenset(site for folder in _FOLDERS for source in sorted(ROOT.glob(folder)) for site in _in_source(source))
+
+
+def methods() -> frozenset[str]:
+    """Returns the methods of all gRPC services, as ``rpc:service/method``."""
+    return frozenset(
+        f"rpc:{service.full_name}/{method.name}"
+        for proto in sorted((ROOT / "proto").glob("backhaul/**/*.proto"))
+        for service in _descriptor(proto).services_by_name.values()
+        for method in service.methods
+    )
+
+
+def _descriptor(proto: Path) -> FileDescriptor:
+    name = ".".join(proto.relative_to(ROOT / "proto").with_suffix("").parts)
+    descriptor: FileDescriptor = importlib.import_module(f"{name}_pb2").DESCRIPTOR
+    return descriptor
 
 
 def _in_source(source: Path) -> Iterator[str]:

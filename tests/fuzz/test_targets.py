@@ -4,20 +4,12 @@ import importlib
 from collections import Counter
 
 import pytest
-from google.protobuf.descriptor import FileDescriptor
 
-from backhaul.agent.v1 import agent_pb2
-from backhaul.envoy.v3 import ext_proc_pb2
-from backhaul.registry.v1 import registry_pb2
-from backhaul.router.v1 import router_pb2
 from tests.fuzz.play import play
-from tests.fuzz.sites import ELSEWHERE, sites
+from tests.fuzz.sites import ELSEWHERE, methods, sites
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
 
-_APIS: tuple[FileDescriptor, ...] = tuple(
-    module.DESCRIPTOR for module in (agent_pb2, ext_proc_pb2, registry_pb2, router_pb2)
-)
 _READ = [place for target in TARGETS for place in target.reads]
 
 
@@ -26,9 +18,7 @@ def test_every_place_that_takes_bytes_apart_has_a_target() -> None:
 
 
 def test_every_method_has_a_target() -> None:
-    services = [service for api in _APIS for service in api.services_by_name.values()]
-    methods = {f"rpc:{service.full_name}/{method.name}" for service in services for method in service.methods}
-    assert methods - set(_READ) == set()
+    assert methods() - set(_READ) == set()
 
 
 @pytest.mark.parametrize("place", [place for place in _READ if not place.startswith("rpc:")])

@@ -1,22 +1,71 @@
-"""The router's gRPC services: its own, and the one for gateways."""
+"""The router's gRPC services: its own, and those for gateways."""
 
+from typing import Any
+
+from google.api.httpbody_pb2 import HttpBody
 from google.protobuf import struct_pb2
+from google.protobuf.duration_pb2 import Duration
 
-from backhaul.envoy.v3 import ext_proc_pb2
+from backhaul.envoy.v3 import access_log_pb2, ext_proc_pb2
+from backhaul.router.v1 import gateway_pb2, http_pb2
 from backhaul.router.v1 import router_pb2 as pb
+from backhaul_common.clock import SystemClock
+from backhaul_router.access_log_service import AccessLog
+from backhaul_router.ext_proc_messages import destination
 from backhaul_router.ext_proc_service import ExternalProcessor
+from backhaul_router.gateway_service import GatewayService
 from backhaul_router.grpc_service import InferenceService
-from tests.fuzz.routers import LIMITS, parts
+from backhaul_router.observing import TurnObserver
+from backhaul_router.planned_turns import PlannedTurns
+from backhaul_router.transcoded_service import HttpApiService
+from tests.fuzz.routers import EXPECTATION, LIMITS, NODE, parts
 from tests.fuzz.rpc import target_of
+from tests.unit.router.ports import Bench
 
 _CHAT = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}'
 _PROMPT = b'{"model":"m","prompt":"hi"}'
 
 
 def _inference() -> InferenceService:
+    return InferenceService(body_limit_bytes=LIMITS.body_bytes, send_s=5.0, **parts())
+
+
+def _transcoded() -> HttpApiService:
+    return HttpApiService(body_limit_bytes=LIMITS.body_bytes, send_s=5.0, **parts())
+
+
+class _Gateway(GatewayService):
+    """Has planned a turn before each report, which calls it `TURN`."""
+
+    def __init__(self, turns: Any, planned: PlannedTurns) -> None:
+        super().__init__(turns=turns, planned=planned, body_limit_bytes=LIMITS.body_bytes)
+
+    async def PlanTurn(self, request: gateway_pb2.PlanTurnRequest, context: Any) -> gateway_pb2.PlanTurnResponse:
+        async with self._planned:
+            return await super().PlanTurn(request, context)
+
+    async def ReportTurn(self, request: gateway_pb2.ReportTurnRequest, context: Any) -> gateway_pb2.ReportTurnResponse:
+        async with self._planned:
+            plan = await super().PlanTurn(_PLAN, context)
+            if request.turn_id == _TURN:
+                sending = gateway_pb2.ReportTurnRequest.Sending()
+                begun = gateway_pb2.ReportTurnRequest(turn_id=plan.turn_id, sending=sending)
+                await super().ReportTurn(begun, context)
+                request.turn_id = plan.turn_id
+            return await super().ReportTurn(request, context)
+
+
+def _gateway() -> GatewayService:
     made = parts()
-    del made["readiness"]
-    return InferenceService(body_limit_bytes=LIMITS.body_bytes, send_s=5.0, **made)
+    planned = PlannedTurns(
+        turns=made["turns"], admission=made["admission"], clock=SystemClock(), send_s=10.0, report_s=60.0
+    )
+    return _Gateway(made["turns"], planned)
+
+
+def _access_log() -> AccessLog:
+    bench = Bench(nodes=[NODE])
+    return AccessLog(table=bench.table, routing=bench.routing, observer=TurnObserver(bench.clock))
 
 
 def _processor() -> ExternalProcessor:
@@ -56,6 +105,36 @@ def _answer(status: str) -> ext_proc_pb2.ProcessingRequest:
     )
 
 
+_TURN = "TURN"
+_PLAN = gateway_pb2.PlanTurnRequest(api=pb.API_CHAT_COMPLETIONS, body=_CHAT, session_id="s")
+_HTTP_BODY = HttpBody(content_type="application/json; charset=utf-8", data=_CHAT)
+
+
+def _reports() -> list[gateway_pb2.ReportTurnRequest]:
+    request = gateway_pb2.ReportTurnRequest
+    return [
+        request(turn_id=_TURN, sending=request.Sending()),
+        request(turn_id=_TURN, first_byte=request.FirstByte(after=Duration(seconds=1))),
+        request(turn_id=_TURN, done=request.Done()),
+        request(turn_id=_TURN, failed=request.Failed(cause=request.Failed.CAUSE_TIMEOUT)),
+        request(turn_id=_TURN, failed=request.Failed(cause=request.Failed.CAUSE_STATUS, http_status=503)),
+        request(turn_id=_TURN, left=request.Left()),
+        request(turn_id=f"{'0' * 32}.{'1' * 32}", left=request.Left()),
+    ]
+
+
+def _entries() -> access_log_pb2.StreamAccessLogsMessage:
+    seen = access_log_pb2.AccessLogCommon(
+        custom_tags={"first-byte-us": "50000"},
+        response_flags=access_log_pb2.ResponseFlags(upstream_remote_reset=True),
+    )
+    named = destination(NODE.endpoint, EXPECTATION).fields["envoy.lb"].struct_value
+    seen.metadata.filter_metadata["envoy.lb"].CopyFrom(named)
+    entry = access_log_pb2.HTTPAccessLogEntry(common_properties=seen)
+    logs = access_log_pb2.StreamAccessLogsMessage.HTTPAccessLogEntries(log_entry=[entry, entry])
+    return access_log_pb2.StreamAccessLogsMessage(http_logs=logs)
+
+
 TARGETS = (
     target_of(
         "router calls",
@@ -83,5 +162,30 @@ TARGETS = (
                 _answer("200"),
             ]
         },
+    ),
+    target_of(
+        "gateway plans",
+        gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"],
+        _gateway,
+        {"PlanTurn": [_PLAN, gateway_pb2.PlanTurnRequest(endpoints=["10.0.0.1:8200"])], "ReportTurn": _reports()},
+    ),
+    target_of(
+        "transcoded requests",
+        http_pb2.DESCRIPTOR.services_by_name["HttpService"],
+        _transcoded,
+        {
+            "CreateChatCompletion": [http_pb2.CreateChatCompletionRequest(body=_HTTP_BODY)],
+            "CreateCompletion": [
+                http_pb2.CreateCompletionRequest(body=HttpBody(content_type="application/json", data=_PROMPT))
+            ],
+            "GetModels": [http_pb2.GetModelsRequest()],
+            "DeleteConversation": [http_pb2.DeleteConversationRequest(id="s", model="m", cache_salt="c")],
+        },
+    ),
+    target_of(
+        "access logs",
+        access_log_pb2.DESCRIPTOR.services_by_name["AccessLogService"],
+        _access_log,
+        {"StreamAccessLogs": [_entries()]},
     ),
 )

@@ -6,10 +6,11 @@ from typing import Any
 
 import h11
 
+from backhaul_router.core.response_ids import response_id_of
 from backhaul_router.http_protocol import ApiServer
 from backhaul_router.http_service import HttpService
 from tests.fuzz.inputs import in_pieces, samples_of
-from tests.fuzz.routers import LIMITS, parts
+from tests.fuzz.routers import LIMITS, NODE, http_parts
 from tests.fuzz.running import run
 from tests.fuzz.target import Target
 
@@ -59,7 +60,7 @@ class _Wire(asyncio.Transport):
 
 
 async def _answers(pieces: tuple[bytes, ...]) -> bytes:
-    service = HttpService(address="127.0.0.1:0", limits=LIMITS, **parts())
+    service = HttpService(address="127.0.0.1:0", limits=LIMITS, **http_parts())
     server = ApiServer(service._handle, limits=LIMITS)
     connection, wire = server(), _Wire()
     connection.connection_made(wire)
@@ -107,7 +108,11 @@ def _statuses(sent: bytes) -> list[int]:
             return statuses
 
 
+_RESPONSE = response_id_of(NODE, "", "0" * 32).encode()
 _BODY = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}'
+_INPUT = b'{"model":"m","input":["hi"]}'
+_MESSAGES = b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}'
+_JSON = b" HTTP/1.1\r\nhost: x\r\nx-api-key: key\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 _POST = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     b"authorization: Bearer key\r\nx-session-id: s\r\n"
@@ -130,6 +135,9 @@ TARGETS = (
                 _POST + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(_BODY) + _BODY,
                 _POST + b"content-encoding: gzip\r\ncontent-length: 2\r\n\r\n\x1f\x8b",
                 b"DELETE /v1/conversations/a%20b%ff?model=m&cache_salt=%C3%A9 HTTP/1.1\r\nhost: x\r\n\r\n",
+                b"POST /v1/embeddings" + _JSON % len(_INPUT) + _INPUT,
+                b"POST /v1/messages" + _JSON % len(_MESSAGES) + _MESSAGES,
+                b"GET /v1/responses/%s HTTP/1.1\r\nhost: x\r\n\r\n" % _RESPONSE,
                 b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n",
                 b"GET /ready HTTP/1.0\r\nconnection: keep-alive\r\n\r\n",
                 b"GET http://x/health HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
