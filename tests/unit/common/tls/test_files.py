@@ -1,5 +1,6 @@
 """What is said of files that cannot be used."""
 
+import base64
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,9 @@ from backhaul_common.tls import TlsFiles
 from backhaul_common.tls.files import read_material
 from backhaul_local.certificates import Authority, Pair
 from tests.fakes.certificates import OVER
+
+_ELLIPTIC = bytes.fromhex("2a8648ce3d0201")
+"""The kind of an elliptic curve's key: 1.2.840.10045.2.1 (RFC 5480, 2.1.1)."""
 
 
 def now() -> datetime:
@@ -91,6 +95,15 @@ def other_key(authority: Authority, pair: Pair) -> TlsFiles:
     return TlsFiles(cert=str(pair.cert), key=str(authority.issue("other").key), ca=str(authority.path))
 
 
+def new_key(authority: Authority, pair: Pair) -> TlsFiles:
+    """Shows a certificate for a key of a kind that nobody knows."""
+    der = x509.load_pem_x509_certificate(pair.cert.read_bytes()).public_bytes(Encoding.DER)
+    assert der.count(_ELLIPTIC) == 1
+    spoilt = base64.encodebytes(der.replace(_ELLIPTIC, _ELLIPTIC[:-1] + b"\x7f"))
+    pair.cert.write_bytes(b"-----BEGIN CERTIFICATE-----\n%s-----END CERTIFICATE-----\n" % spoilt)
+    return files(pair, authority)
+
+
 def weak_key(authority: Authority, pair: Pair) -> TlsFiles:
     key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "weak")])
@@ -117,6 +130,7 @@ def expired_ca(authority: Authority, pair: Pair) -> TlsFiles:
         (cut, r"router\.pem holds no certificate in PEM form"),
         (no_key, r"router\.pem holds no key that can be used: it must be PEM, without a passphrase"),
         (other_key, r"other\.key is not the key of .*router\.pem: give the two that were made together"),
+        (new_key, r"the certificate in .*router\.pem has no key that can be used: have it issued for another"),
         (weak_key, r"OpenSSL does not take .*router\.pem: EE_KEY_TOO_SMALL"),
         (expired, r"router\.pem has expired on \d{4}-\d\d-\d\d: have a new one issued"),
         (expired_ca, r"every CA in .*old\.pem has expired: add the one that signs now"),

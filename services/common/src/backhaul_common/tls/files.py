@@ -87,9 +87,16 @@ def _key(files: TlsFiles, cert: bytes) -> bytes:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise _unusable(f"{files.key} holds no key that can be used: it must be PEM, without a passphrase") from error
-    if key.public_key() != _parsed(files.cert, cert)[0].public_key():
+    if key.public_key() != _public_key(files.cert, cert):
         raise _unusable(f"{files.key} is not the key of {files.cert}: give the two that were made together")
     return pem
+
+
+def _public_key(path: str, cert: bytes) -> object:
+    try:
+        return _parsed(path, cert)[0].public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise _unusable(f"the certificate in {path} has no key that can be used: have it issued for another") from error
 
 
 def _ca_end(path: str, cas: Sequence[x509.Certificate], now: datetime) -> datetime:
