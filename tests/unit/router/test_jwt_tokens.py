@@ -191,6 +191,8 @@ def test_keys_of_other_kinds_are_left_out() -> None:
         public_jwk("ES256", "two", key_ops=["encrypt"]),
         public_jwk("ES256", "two", kty="new"),
         public_jwk("ES256", "two", alg="ECDH-ES"),
+        public_jwk("ES256", "two", alg=["ES256"]),
+        public_jwk("ES256", "two", alg=None, crv={}),
         public_jwk("ES256", "two", x="!"),
         public_jwk("ES256", "two", kid=2),
         {**short, "kid": "two", "alg": "RS256"},

@@ -98,7 +98,8 @@ def _key_in(entry: dict[str, Any]) -> jwt.PyJWK | None:
         return None
     try:
         key = jwt.PyJWK(entry)
-    except jwt.PyJWTError:
+    except (jwt.PyJWTError, TypeError):
+        # TypeError: of an `alg` that is no text (PyJWT 2.15, api_jwk.py).
         return None
     strong = key.algorithm_name in ALGORITHMS and not key.Algorithm.check_key_length(key.key)
     return key if strong and isinstance(key.key_id, str | None) else None
