@@ -142,6 +142,7 @@ def test_a_turn_is_named_in_a_way_that_vllm_reads() -> None:
         ([{"type": "tool_result", "tool_use_id": "t", "content": "3"}], True),
         ([{"type": "tool_result", "tool_use_id": "t", "content": [text("3")]}], True),
         ([{"type": "image", "source": {}}], False),
+        ([{"type": ["text"]}], False),
         ([{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image", "source": {}}]}], False),
     ],
 )

@@ -166,6 +166,7 @@ def test_what_one_engine_must_serve_alone(fields: dict[str, Any], why: str) -> N
         ([{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}, CALL, OUTPUT], True),
         ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], False),
         ([USER, CALL, {**OUTPUT, "output": [{"type": "input_image", "image_url": "x"}]}], False),
+        ([{"role": "user", "content": [{"type": {"input_text": 1}}]}], False),
     ],
 )
 def test_what_is_text_alone(given: Any, text: bool) -> None:

@@ -17,7 +17,8 @@ _SEED_FIELDS = ("chat_template_kwargs",)
 _BILLING = "x-anthropic-billing-header"
 """How a text begins that some clients put first, another one each time; vLLM leaves it out of prompts."""
 
-_TEXTS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_reference"})
+_TEXTS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_reference")
+"""Types of parts. No set, which a list from a client could not be looked for in."""
 
 _FORCED = ("any", "tool")
 

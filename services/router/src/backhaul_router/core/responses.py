@@ -24,7 +24,8 @@ _OF_NO_PROMPT = ("id", "status")
 _NOT_REPEATED = frozenset({"input", "kv_transfer_params"})
 """Of a request; by its answer."""
 
-_TEXTS = frozenset({"input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"})
+_TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+"""Types of parts. No set, which a list from a client could not be looked for in."""
 
 _NOT_PREFILLED = (
     "background",
