@@ -3,6 +3,7 @@
 from tests.fuzz.target import Target
 from tests.fuzz.targets import (
     agent,
+    callers,
     cluster,
     connector_frames,
     connector_params,
@@ -17,6 +18,7 @@ from tests.fuzz.targets import (
 
 _MODULES = (
     agent,
+    callers,
     cluster,
     connector_frames,
     connector_params,

@@ -1,15 +1,20 @@
 """What engines answer to a router: legs, streams, errors, lists."""
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from backhaul_router.core.body import Endpoint
 from backhaul_router.core.clean_lines import CleanLines, without_params
 from backhaul_router.core.engine_lists import models_in, tokens_in
 from backhaul_router.core.errors import engine_answer
 from backhaul_router.core.legs import hand_off
 from backhaul_router.core.opening import failed_whole, opening_of
 from backhaul_router.core.usage import PromptUsage, UsageLines, with_prompt
+from backhaul_router.passing import _explained
+from tests.fakes.other_forms import message_events, named, response_events, whole_message, whole_response
 from tests.fuzz.inputs import in_pieces, json_of, samples_of
 from tests.fuzz.target import Target
 
@@ -22,12 +27,14 @@ _REPLY: dict[str, Any] = {
     "kv_transfer_params": {**_PARAMS, "backhaul": {"prompt": 9, "local": 4, "read": 0, "verified": 1, "spent": False}},
 }
 _PROMPT = PromptUsage(7, b'{"cached_tokens":3}')
+_PARAMS_LEFT = re.compile(rb'"kv_transfer_params"\s*:\s*[^\sn]')
 
 
 def _reply(data: bytes) -> bool:
     read = hand_off(data)
     assert read.name is None or all(isinstance(part, str) for part in read.name)
     failed_whole(data)
+    assert read.usage is None or (read.usage.cached or 0) >= 0
     try:
         shown = with_prompt(without_params(data), _PROMPT)
     except ValueError:
@@ -44,18 +51,31 @@ def _fields(document: bytes) -> dict[str, msgspec.Raw]:
         return {}
 
 
-def _stream(pieces: tuple[bytes, ...]) -> bool:
-    opening_of(b"".join(pieces))
-    lines, usage = CleanLines(), UsageLines(_PROMPT)
-    shown = b""
+def _stream_of(endpoint: Endpoint) -> Callable[[tuple[bytes, ...]], bool]:
+    def accepts(pieces: tuple[bytes, ...]) -> bool:
+        opening_of(b"".join(pieces))
+        lines, usage = CleanLines(endpoint), UsageLines(_PROMPT)
+        shown = b""
+        try:
+            for piece in pieces:
+                shown += usage.feed(lines.feed(piece))
+            shown += usage.feed(lines.rest()) + usage.rest()
+        except ValueError:
+            return False
+        assert not _PARAMS_LEFT.search(shown)
+        return lines.done
+
+    return accepts
+
+
+def _whole(data: bytes) -> bool:
     try:
-        for piece in pieces:
-            shown += usage.feed(lines.feed(piece))
-        shown += usage.feed(lines.rest()) + usage.rest()
+        shown = with_prompt(without_params(data), _PROMPT)
     except ValueError:
         return False
-    assert b'"kv_transfer_params":' not in shown
-    return lines.done
+    fields = _fields(shown)
+    assert "kv_transfer_params" not in fields
+    return "usage" in fields
 
 
 def _error(data: bytes) -> bool:
@@ -90,7 +110,15 @@ _STREAM = (
     + _event({**_CHUNK, "usage": _USAGE, "kv_transfer_params": _PARAMS})
     + b"data: [DONE]\n\n"
 )
+_COUNTED = {**_USAGE, "total_tokens": 11}
+_RESPONSE = {**whole_response({"model": "m"}, "Hello", _COUNTED), "kv_transfer_params": _PARAMS}
+_RESPONSE_STREAM = b"".join(response_events({"model": "m"}, ["Hel", "lo"], _COUNTED)) + named(
+    {"type": "response.completed", "response": _RESPONSE}
+)
+_MESSAGE_STREAM = b"".join(message_events({"model": "m"}, ["Hel", "lo"], _COUNTED))
 _FAILED = _event({"choices": [{"delta": {"role": "assistant"}}]}) + _event({"error": {"code": 500, "message": "x"}})
+
+_ERRORS = ({"error": {"message": "no", "type": "BadRequestError", "param": "n", "code": 400}}, {"message": "no"})
 
 TARGETS = (
     Target(
@@ -103,20 +131,44 @@ TARGETS = (
             "backhaul_router.core.legs:_decode_fields",
             "backhaul_router.core.usage:_decode_fields",
             "backhaul_router.core.usage:_decode_count",
+            "backhaul_router.core.usage:_decode_details_or_null",
         ),
-        json_of(_REPLY),
+        json_of(
+            _REPLY,
+            {**whole_response({"model": "m"}, "x", _COUNTED), "kv_transfer_params": _PARAMS},
+            {**whole_message({"model": "m"}, "x", _COUNTED), "kv_transfer_params": _PARAMS},
+        ),
         _reply,
     ),
+    Target(
+        "whole answers",
+        ("backhaul_router.core.clean_lines:_decode_fields",),
+        json_of(_REPLY, _RESPONSE, whole_message({"model": "m"}, "x", _COUNTED)),
+        _whole,
+    ),
+    Target("answers that are passed on", ("backhaul_router.passing:_explained",), json_of(*_ERRORS), _explained),
     Target(
         "decode streams",
         ("backhaul_router.core.opening:_decode", "backhaul_router.core.sse:WholeLines"),
         in_pieces(samples_of(_STREAM, _STREAM.replace(b"\n", b"\r\n"), _FAILED)),
-        _stream,
+        _stream_of(Endpoint.CHAT),
+    ),
+    Target(
+        "streams of responses",
+        ("backhaul_router.core.clean_lines:CleanLines",),
+        in_pieces(samples_of(_RESPONSE_STREAM)),
+        _stream_of(Endpoint.RESPONSES),
+    ),
+    Target(
+        "streams of messages",
+        ("backhaul_router.core.usage:UsageLines",),
+        in_pieces(samples_of(_MESSAGE_STREAM)),
+        _stream_of(Endpoint.MESSAGES),
     ),
     Target(
         "engine errors",
         ("backhaul_router.core.errors:_fault_in",),
-        json_of({"error": {"message": "no", "type": "BadRequestError", "param": "n", "code": 400}}, {"message": "no"}),
+        json_of(*_ERRORS),
         _error,
     ),
     Target(

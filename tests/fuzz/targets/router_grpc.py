@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from google.api.httpbody_pb2 import HttpBody
 from google.protobuf import struct_pb2
 from google.protobuf.duration_pb2 import Duration
@@ -11,6 +12,7 @@ from backhaul.router.v1 import gateway_pb2, http_pb2
 from backhaul.router.v1 import router_pb2 as pb
 from backhaul_common.clock import SystemClock
 from backhaul_router.access_log_service import AccessLog
+from backhaul_router.core.expectation import expectation_in
 from backhaul_router.ext_proc_messages import destination
 from backhaul_router.ext_proc_service import ExternalProcessor
 from backhaul_router.gateway_service import GatewayService
@@ -18,8 +20,10 @@ from backhaul_router.grpc_service import InferenceService
 from backhaul_router.observing import TurnObserver
 from backhaul_router.planned_turns import PlannedTurns
 from backhaul_router.transcoded_service import HttpApiService
+from tests.fuzz.inputs import json_of
 from tests.fuzz.routers import EXPECTATION, LIMITS, NODE, parts
 from tests.fuzz.rpc import target_of
+from tests.fuzz.target import Target
 from tests.unit.router.ports import Bench
 
 _CHAT = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}'
@@ -135,6 +139,11 @@ def _entries() -> access_log_pb2.StreamAccessLogsMessage:
     return access_log_pb2.StreamAccessLogsMessage(http_logs=logs)
 
 
+def _expectation(data: bytes) -> bool:
+    found = expectation_in(data.decode(errors="surrogateescape"))
+    return found is not None and expectation_in(found.told()) == found
+
+
 TARGETS = (
     target_of(
         "router calls",
@@ -187,5 +196,11 @@ TARGETS = (
         access_log_pb2.DESCRIPTOR.services_by_name["AccessLogService"],
         _access_log,
         {"StreamAccessLogs": [_entries()]},
+    ),
+    Target(
+        "expectations in access logs",
+        ("backhaul_router.core.expectation:expectation_in",),
+        json_of(msgspec.json.decode(EXPECTATION.told())),
+        _expectation,
     ),
 )
