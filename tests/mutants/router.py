@@ -210,8 +210,8 @@ MUTANTS = (
     Mutant(
         "pass-a-clients-session-on",
         _SHAPES,
-        '"request_id", _SESSION)',
-        '"request_id")',
+        "_REQUEST_ID, _SESSION)",
+        "_REQUEST_ID)",
         (
             "tests/unit/router/test_legs.py::test_params_cannot_be_smuggled_in_as_extra_arguments",
             "tests/unit/router/test_legs.py::test_the_prefill_leg_leaves_it_out",

@@ -15,8 +15,8 @@ MUTANTS = (
     Mutant(
         "append-without-a-label",
         _LEGS,
-        "turn.labelled = bool(turn.keys.label) and target.reuse\n",
-        "turn.labelled = bool(turn.keys.label) and target.reuse and handed.params is not None\n",
+        "turn.labelled = bool(keys) and target.reuse\n",
+        "turn.labelled = bool(keys) and target.reuse and handed.params is not None\n",
         _routes("test_the_next_turn_finds_what_an_appended_one_leaves"),
     ),
     Mutant(
