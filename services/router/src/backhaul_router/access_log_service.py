@@ -5,6 +5,7 @@ gateway can, and has nothing to say it with but its access log. Entries go to an
 each router learns from its share of them, as it does over HTTP.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -30,17 +31,32 @@ class AccessLog(access_log_pb2_grpc.AccessLogServiceServicer):
         self._table = table
         self._routing = routing
         self._observer = observer
+        self._leaving = asyncio.Event()
 
     async def StreamAccessLogs(
         self, request_iterator: AsyncIterator[pb.StreamAccessLogsMessage], context: Context
     ) -> pb.StreamAccessLogsResponse:
-        """Takes entries until the gateway ends the stream."""
-        async for message in request_iterator:
+        """Takes entries until the gateway ends the stream, or this router stops."""
+        reading, leaving = asyncio.create_task(self._read(request_iterator)), asyncio.create_task(self._leaving.wait())
+        try:
+            await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reading.result()
+        finally:
+            reading.cancel()
+            leaving.cancel()
+        return pb.StreamAccessLogsResponse()
+
+    def leave(self) -> None:
+        """Ends all streams: gateways keep theirs open as long as they run, and log to another router then."""
+        self._leaving.set()
+
+    async def _read(self, messages: AsyncIterator[pb.StreamAccessLogsMessage]) -> None:
+        async for message in messages:
             for entry in message.http_logs.log_entry:
                 expectation = expectation_of(entry.common_properties.metadata)
                 if expectation is not None:
                     self._take(expectation, entry.common_properties)
-        return pb.StreamAccessLogsResponse()
 
     def _take(self, expectation: Expectation, seen: pb.AccessLogCommon) -> None:
         node = self._table.get(expectation.node_id)

@@ -270,6 +270,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             finally:
                 readiness.stop()
                 picker.leave()
+                access_log.leave()
                 stops = (server.stop(config.grace_s) for server in servers)
                 await asyncio.gather(http.stop(config.grace_s), *stops)
                 for task in background:
