@@ -9,7 +9,7 @@ REFUSED_CALLS = Metric(
     name="backhaul.grpc.refused_calls",
     kind=Kind.COUNTER,
     unit="{call}",
-    description="gRPC calls refused because too many were running",
+    description="Calls over gRPC refused because too many were running",
     labels=(one_of("kind", ("calls", "streams")),),
 )
 TLS_REMAINING = Metric(

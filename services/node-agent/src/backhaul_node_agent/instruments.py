@@ -93,8 +93,7 @@ RENEWALS = Metric(
     name=_P + "renewals",
     kind=Kind.COUNTER,
     unit="{set}",
-    description="Block sets that an engine was asked to keep longer; unconfirmed: and has not confirmed before",
-    labels=(one_of("result", ("renewed", "unconfirmed")),),
+    description="Block sets that an engine was asked to keep longer; it is asked again until it confirms",
 )
 CONFIRMED = Metric(
     name=_P + "deadlines.confirmed",

@@ -8,7 +8,7 @@ from backhaul_node_agent import instruments
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.owner import Owner
 
-_RENEWALS = {ev.Reason.RENEWED: "renewed", ev.Reason.UNCONFIRMED: "unconfirmed"}
+_RENEWALS = (ev.Reason.RENEWED, ev.Reason.UNCONFIRMED)
 
 
 class AgentObserver:
@@ -40,7 +40,7 @@ class AgentObserver:
     def decided(self, decided: ev.Decided) -> None:
         """Something became of a set."""
         if decided.reason in _RENEWALS:
-            self._renewals.add(1, _RENEWALS[decided.reason])
+            self._renewals.add(1)
 
 
 def observe_owner(owner: Owner, clock: Clock, *, ready: Callable[[], bool], foreign: Callable[[], int]) -> None:

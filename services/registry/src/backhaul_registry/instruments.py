@@ -5,6 +5,12 @@ from backhaul_registry.core.model import NodeState
 
 _P = "backhaul.registry."
 
+
+def state_label(state: NodeState) -> str:
+    """Returns what the label of a node's state says."""
+    return state.value.replace("-", "_")
+
+
 NODES_WATCH, POINTERS_WATCH = "nodes", "pointers"
 _WHAT = one_of("what", (NODES_WATCH, POINTERS_WATCH))
 
@@ -58,7 +64,7 @@ NODES = Metric(
     kind=Kind.LEVEL,
     unit="{node}",
     description="Nodes that have joined, by what their agents say of them",
-    labels=(one_of("state", (state.value for state in NodeState)),),
+    labels=(one_of("state", map(state_label, NodeState)),),
 )
 LOOKUPS = Metric(
     name=_P + "lookups",

@@ -66,7 +66,7 @@ def observe_watches(nodes: Hub[Node], pointers: Hub[Pointer]) -> None:
 
     def states() -> Values:
         counts = Tally(node.state for node in nodes.items.values())
-        return {(state.value,): counts[state] for state in NodeState}
+        return {(instruments.state_label(state),): counts[state] for state in NodeState}
 
     observe(instruments.WATCH_FOLLOWS, of_each(lambda hub: hub.following))
     observe(instruments.WATCH_BREAKS, of_each(lambda hub: hub.break_count))

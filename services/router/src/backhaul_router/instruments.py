@@ -1,7 +1,5 @@
 """The router's metrics. No label is a node's, a tenant's, a session's or a request's."""
 
-from http import HTTPStatus
-
 from backhaul_common.metering import LONG_S, SHORT_S, Kind, Label, Metric, one_of
 from backhaul_router.core import misses
 from backhaul_router.core.body import Endpoint
@@ -71,9 +69,12 @@ MISS_REASONS = frozenset(
     | {misses.handle_refused(reason) for reason in _REFUSED}
 )
 
+_STATUSES = (400, 401, 403, 404, 405, 408, 409, 412, 413, 415, 422, 424, 429, 431, 500, 501, 502, 503, 504)
+"""With which a turn is refused, by the router or by an engine."""
+
 RESULTS = frozenset(
     {"ok", "refused", "failed", "broken", "cancelled", "given_up", "client_gone"}
-    | {f"error_{status.value}" for status in HTTPStatus if status >= 400}
+    | {f"error_{status}" for status in _STATUSES}
 )
 
 _ROUTE = one_of("route", (route.value for route in Route))
@@ -220,7 +221,7 @@ DROPPED_CALLS = Metric(
     name=_P + "dropped_calls",
     kind=Kind.COUNTER,
     unit="{call}",
-    description="gRPC calls ended because their client did not read",
+    description="Calls over gRPC ended because their client did not read",
 )
 PASSED_ON = Metric(
     name=_P + "passed",

@@ -1,0 +1,110 @@
+"""docs/metrics.md says what the services count, all of it and nothing else; and what they count is bounded."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from backhaul_common import metering
+from backhaul_common.exposition import meter_provider
+from backhaul_common.metering import MOST_NAMES, Counter, Histogram, Kind, Level, Metric
+from tests.metrics_page import MODULES, PAGE, metrics_of, prometheus_name, written
+
+SERVICES = Path(__file__).parents[1] / "services"
+SOURCES = sorted(path for path in SERVICES.rglob("src/**/*.py") if path.name != "instruments.py")
+DECLARED = [(name, metric) for module in MODULES.values() for name, metric in metrics_of(module)]
+METRICS = [metric for _, metric in DECLARED]
+
+_MOST_SERIES = 15_000
+"""If all of them came, which they do not."""
+_NAME = re.compile(r"(backhaul|db)(\.[a-z]+(_[a-z]+)*)+")
+_TEXT = re.compile(r"[a-z0-9_:./{}-]*")
+_WORDS = {"node", "tenant", "session", "key", "set", "request", "conversation", "prompt", "id", "client", "scope"}
+"""What labels must not be about: its values have no end, or say who somebody is."""
+
+
+def each(metrics: list[Metric]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("metric", metrics, ids=lambda metric: metric.name)
+
+
+def test_the_page_is_what_the_code_declares() -> None:
+    assert written(PAGE.read_text()) == PAGE.read_text(), "python -m tests.metrics_page"
+
+
+def test_every_name_on_the_page_is_a_metric_of_the_code() -> None:
+    named = set(re.findall(r"\b(?:backhaul|db_client)_[a-z_]+", PAGE.read_text()))
+    real = {prometheus_name(metric) for metric in METRICS}
+    for name in named:
+        assert re.sub(r"_(bucket|count|sum)$", "", name) in real, name
+
+
+@pytest.mark.parametrize(("name", "metric"), DECLARED, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_is_declared_is_counted_somewhere(name: str, metric: Metric) -> None:
+    used = re.compile(rf"\b{name}\b")
+    assert any(used.search(path.read_text()) for path in SOURCES)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(SERVICES)))
+def test_nothing_is_counted_that_is_not_declared(path: Path) -> None:
+    used = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    assert "get_meter" not in used or path == Path(metering.__file__)
+
+
+@each(METRICS)
+def test_names_units_and_buckets_are_as_opentelemetry_wants_them(metric: Metric) -> None:
+    assert _NAME.fullmatch(metric.name)
+    assert metric.unit in ("s", "By", "1") or re.fullmatch(r"\{[a-z]+\}", metric.unit)
+    assert not metric.name.endswith(("total", "seconds", "count", "bytes"))
+    assert list(metric.bounds) == sorted(set(metric.bounds))
+    assert bool(metric.bounds) is (metric.kind is Kind.HISTOGRAM)
+    assert metric.description[0].isupper()
+    assert not metric.description.endswith(".")
+
+
+def test_no_two_metrics_share_a_name() -> None:
+    names = [prometheus_name(metric) for metric in METRICS]
+    assert len(names) == len(set(names))
+
+
+@each([metric for metric in METRICS if metric.labels])
+def test_labels_say_little_and_nothing_about_who_or_what_was_asked(metric: Metric) -> None:
+    for label in metric.labels:
+        assert _WORDS.isdisjoint(re.split(r"[._]", label.name)), label.name
+        assert all(_TEXT.fullmatch(value) and len(value) <= 50 for value in label.values), label.values
+
+
+@each(METRICS)
+def test_the_series_of_a_metric_are_bounded(metric: Metric) -> None:
+    series = len(metric.bounds) + 2 if metric.bounds else 1
+    for label in metric.labels:
+        series *= len(label.values) + 1 if label.values else MOST_NAMES + 1
+    assert series <= _MOST_SERIES
+
+
+def test_the_names_on_the_page_are_those_that_prometheus_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = CollectorRegistry()
+    provider = meter_provider("sample", "sample-1", registry)
+    monkeypatch.setattr("opentelemetry.metrics.get_meter", provider.get_meter)
+    for metric in METRICS:
+        _count(metric)
+    names = {name for family in registry.collect() for name in _names(family.name, family.type)}
+    provider.shutdown()
+    assert names == {prometheus_name(metric) for metric in METRICS} | {"target_info"}
+
+
+def _count(metric: Metric) -> None:
+    texts = [min(label.values, default="model") for label in metric.labels]
+    match metric.kind:
+        case Kind.COUNTER:
+            Counter(metric).add(1, *texts)
+        case Kind.LEVEL:
+            Level(metric).add(1, *texts)
+        case Kind.HISTOGRAM:
+            Histogram(metric).record(1, *texts)
+
+
+def _names(name: str, kind: str) -> Iterator[str]:
+    yield f"{name}_total" if kind == "counter" else f"{name}_info" if kind == "info" else name
