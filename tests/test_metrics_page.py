@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+import backhaul_node_agent.instruments
+import backhaul_router.instruments
 from backhaul_common import metering
 from backhaul_common.exposition import meter_provider
 from backhaul_common.metering import MOST_NAMES, Counter, Histogram, Kind, Level, Metric
@@ -108,3 +110,55 @@ def _count(metric: Metric) -> None:
 
 def _names(name: str, kind: str) -> Iterator[str]:
     yield f"{name}_total" if kind == "counter" else f"{name}_info" if kind == "info" else name
+
+
+def constants_of(path: str, *calls: str) -> set[str]:
+    """Returns the texts that a file of the agent gives to these calls."""
+    tree = ast.parse((SERVICES / "node-agent" / path).read_text())
+    made = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(calls)]
+    given = [value for call in made for value in (*call.args, *(keyword.value for keyword in call.keywords))]
+    return {value.value for value in given if isinstance(value, ast.Constant) and isinstance(value.value, str)}
+
+
+def returned_by(path: str, *functions: str) -> set[str]:
+    """Returns the texts that functions of the connector return."""
+    tree = ast.parse((SERVICES / "node-agent/connector/src/backhaul_connector" / path).read_text())
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in functions]
+    returns = [node for function in found for node in ast.walk(function) if isinstance(node, ast.Return)]
+    return {
+        value.value
+        for one in returns
+        for value in ast.walk(one)
+        if isinstance(value, ast.Constant) and isinstance(value.value, str)
+    }
+
+
+def reasons(texts: set[str]) -> set[str]:
+    return {text.lower() for text in texts if re.fullmatch(r"[A-Z][A-Z_]+", text)}
+
+
+def test_every_reason_for_which_an_owner_grants_nothing_is_one_that_is_counted() -> None:
+    source = "src/backhaul_node_agent"
+    refused = constants_of(f"{source}/core/granting.py", "Refusal") | constants_of(f"{source}/agent.py", "Refusal")
+    refused |= constants_of(f"{source}/core/life.py", "_refuse", "Step")
+    by_claims = reasons(refused) - {"engine_unknown", "not_a_hand_off"}
+    assert len(by_claims) >= 10
+    assert by_claims <= backhaul_node_agent.instruments.CLAIMS.labels[0].values
+    assert by_claims <= backhaul_router.instruments.CLAIMS.labels[0].values
+    assert {f"claim:{reason}" for reason in by_claims} <= backhaul_router.instruments.MISS_REASONS
+
+
+def test_every_reason_for_which_there_is_no_second_chance_is_one_that_is_counted() -> None:
+    source = "src/backhaul_node_agent"
+    refused = constants_of(f"{source}/harvest.py", "Error") | constants_of(f"{source}/engine_requests.py", "Error")
+    by_harvests = reasons(refused) - {"deadline_exceeded"}
+    assert len(by_harvests) >= 10
+    assert by_harvests <= backhaul_router.instruments.SECOND_CHANCES.labels[0].values
+    assert {f"harvest:{reason}" for reason in by_harvests} <= backhaul_router.instruments.MISS_REASONS
+
+
+def test_every_reason_for_which_a_handle_is_not_used_is_one_that_is_counted() -> None:
+    refused = returned_by("prefill.py", "judge", "_unreadable", "_refusal") | returned_by("handles.py", "refuses")
+    words = {text for text in refused if re.fullmatch(r"[a-z_]+", text)} - {"remote_blocks_expiry_time"}
+    assert {"too_short", "layout", "identity", "expired"} <= words
+    assert {f"refused:{word}" for word in words - {"do_remote_prefill"}} <= backhaul_router.instruments.MISS_REASONS

@@ -8,7 +8,7 @@ import structlog
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from backhaul_common.logs import configure_logging
+from backhaul_common.logs import configure_logging, step_level
 
 
 @pytest.fixture
@@ -67,3 +67,22 @@ def test_a_terminal_gets_text(stream: io.StringIO) -> None:
         structlog.get_logger("x").error("failed", exc_info=error, node_id="d1")
     assert "failed" in stream.getvalue()
     assert "ValueError: why" in stream.getvalue()
+
+
+def test_the_level_moves_by_one_at_a_time_within_its_bounds_and_says_so_whatever_it_is(stream: io.StringIO) -> None:
+    configure_logging("info", "sample", stream)
+    for by in (1, 1, -1, -1, -1, -1):
+        step_level(by)
+    assert [(line["event"], line["to"]) for line in lines(stream)] == [
+        ("log level changed", level) for level in ("debug", "debug", "info", "warning", "error", "error")
+    ]
+
+
+def test_what_is_logged_goes_by_the_new_level_at_once(stream: io.StringIO) -> None:
+    configure_logging("info", "sample", stream)
+    log, library = structlog.get_logger("x"), logging.getLogger("library")
+    for by in (0, 1, -1):
+        step_level(by)
+        log.debug("ours", step=by)
+        library.debug("theirs")
+    assert [line["event"] for line in lines(stream) if line["event"] != "log level changed"] == ["ours", "theirs"]

@@ -13,6 +13,8 @@ _tracebacks = structlog.processors.ExceptionRenderer(structlog.tracebacks.Except
 
 LEVELS = ("debug", "info", "warning", "error")
 
+_log = structlog.get_logger(__name__)
+
 
 def configure_logging(level: str, service: str, stream: TextIO | None = None) -> None:
     """Sends all logs, those of libraries included, to ``stream`` (standard error by default).
@@ -45,6 +47,15 @@ def configure_logging(level: str, service: str, stream: TextIO | None = None) ->
         )
     )
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+
+
+def step_level(by: int) -> None:
+    """Has more logged (1) or less (-1) from now on, one of `LEVELS` at a time; says which, whatever it is."""
+    root = logging.getLogger()
+    now = LEVELS.index(logging.getLevelName(root.level).lower())
+    level = LEVELS[min(max(now - by, 0), len(LEVELS) - 1)]
+    root.setLevel(level.upper())
+    _log.log(root.level, "log level changed", to=level)
 
 
 def _named(service: str) -> Processor:

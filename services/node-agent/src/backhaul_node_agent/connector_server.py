@@ -12,6 +12,7 @@ has not, it takes the path again when nobody has it any more.
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import socket
 import stat
@@ -200,8 +201,8 @@ class ConnectorServer:
 
     def _complain(self, problem: str) -> None:
         # The connector comes back within seconds, and may say the same again.
-        log = _log.debug if problem == self._complaint else _log.warning
-        log("connector broke the protocol, connection ended", problem=problem)
+        level = logging.DEBUG if problem == self._complaint else logging.WARNING
+        _log.log(level, "connector broke the protocol, connection ended", problem=problem)
         self._complaint = problem
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> wire.Hello:

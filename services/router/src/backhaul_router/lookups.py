@@ -119,7 +119,8 @@ class Lookups:
         except DeadlineExceededError:
             return Found(misses.LOOKUP_TIMEOUT)
         except BackhaulError as error:
-            _log.debug("lookup failed", reason=error.reason)
+            with trace.current():
+                _log.debug("lookup failed", reason=error.reason)
             return Found(misses.REGISTRY_UNAVAILABLE)
         cached = tuple(pointer for pointer in distinct(pointers) if pointer.cached)
         retained = [pointer for pointer in distinct(pointers) if not pointer.cached]
@@ -216,7 +217,8 @@ class Lookups:
         except BackhaulError:
             return misses.OWNER_UNAVAILABLE
         if not is_object(grant.handle):
-            self._owner.give_back(grant.source)
+            with trace.current():
+                self._owner.give_back(grant.source)
             return misses.claim_refused("bad_handle")
         return grant
 

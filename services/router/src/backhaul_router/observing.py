@@ -71,6 +71,12 @@ class TurnTrace:
             yield headers
 
     @contextmanager
+    def current(self) -> Iterator[None]:
+        """What is logged and called inside belongs to the turn; no yields of generators inside."""
+        with trace.use_span(self.span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+            yield
+
+    @contextmanager
     def step(self, name: str) -> Iterator[Span]:
         """Spans a step whose gRPC calls become its children; no yields of generators inside."""
         span = self._tracer.start_span(name, self._context)
@@ -139,7 +145,7 @@ class TurnObserver:
             raise
         finally:
             self._count(outcome, result, model, turn.elapsed_s)
-            with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+            with turn.current():
                 _log_turn(operation, outcome, result)
 
     @contextmanager
@@ -165,7 +171,8 @@ class TurnObserver:
         names = {NODE_ID: reader.node_id, SOURCE_NODE_ID: source.node_id}
         turn.span.add_event("pair set apart", names)
         self._apart.add(1)
-        _log.warning("pair set apart", reader=reader.node_id, source=source.node_id, seconds=seconds)
+        with turn.current():
+            _log.warning("pair set apart", reader=reader.node_id, source=source.node_id, seconds=seconds)
 
     def began(self, route: str, ttft_s: float, estimate_s: float | None) -> None:
         """The first byte of a stream is there; both times count from the client's request."""

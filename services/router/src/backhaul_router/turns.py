@@ -164,7 +164,8 @@ class Turns:
             try:
                 yield turn
             finally:
-                self._legs.clean_up(turn)
+                with trace.current():
+                    self._legs.clean_up(turn)
 
     def _begin(self, request: TurnRequest, body: TurnBody, outcome: Outcome, trace: TurnTrace) -> Turn:
         tenant = request.tenant
