@@ -30,6 +30,7 @@ def test_a_line_is_json_with_event_fields_level_service_and_time(stream: io.Stri
     structlog.get_logger("x").info("node joined", node_id="d1")
     structlog.get_logger("x").debug("not shown")
     (line,) = lines(stream)
+    assert line["logger"] == "x"
     assert {"event": "node joined", "node_id": "d1", "level": "info", "service": "sample"}.items() <= line.items()
     assert "timestamp" in line
 

@@ -30,7 +30,7 @@ def lines() -> Iterator[io.StringIO]:
 
 
 def logged(lines: io.StringIO) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines.getvalue().splitlines()]
+    return [line for line in map(json.loads, lines.getvalue().splitlines()) if line["logger"] != "asyncio"]
 
 
 def trace_of(spans: InMemorySpanExporter) -> str:

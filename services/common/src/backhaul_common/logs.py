@@ -19,12 +19,14 @@ _log = structlog.get_logger(__name__)
 def configure_logging(level: str, service: str, stream: TextIO | None = None) -> None:
     """Sends all logs, those of libraries included, to ``stream`` (standard error by default).
 
-    ``level`` is one of `LEVELS`. Every line carries ``service``, and ``trace_id`` when a span is current.
+    ``level`` is one of `LEVELS`. Every line carries ``service``, ``logger`` (the module), and ``trace_id`` when a span
+    is current.
     """
     out = sys.stderr if stream is None else stream
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _named(service),
         _add_trace_id,
