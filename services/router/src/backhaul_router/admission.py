@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 import structlog
 
 from backhaul_common.clock import Clock
-from backhaul_common.metering import Counter, Histogram, Level
+from backhaul_common.metering import Counter, Histogram, observe
 from backhaul_router import instruments
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.queueing import Refusal, State, TenantLimits, Ticket, TurnQueue
@@ -43,10 +43,10 @@ class Admission:
         self._ending_count = 0
         self._held_bytes = 0
         self._logged_s = -math.inf
-        self._running = Level(instruments.RUNNING_TURNS)
-        self._queued = Level(instruments.QUEUED_TURNS)
+        observe(instruments.RUNNING_TURNS, lambda: {(): self.turn_count})
+        observe(instruments.QUEUED_TURNS, lambda: {(): self.queued_count})
+        observe(instruments.HELD_BODIES, lambda: {(): self.held_bytes})
         self._waits = Histogram(instruments.QUEUE_WAIT)
-        self._held = Level(instruments.HELD_BODIES)
         self._refusals = Counter(instruments.REFUSALS)
 
     @property
@@ -78,8 +78,7 @@ class Admission:
             try:
                 if ticket.state is State.WAITING:
                     await self._wait(ticket, left_s)
-                with _counted(self._running):
-                    yield held
+                yield held
             finally:
                 self._wake(self._turns.leave(ticket, now=self._clock.monotonic()))
         finally:
@@ -124,11 +123,9 @@ class Admission:
         if self._held_bytes + byte_count > limit:
             raise self._too_much("too_many_bytes", f"request bodies of {limit} bytes are held by this router", limit)
         self._held_bytes += byte_count
-        self._held.add(byte_count)
 
     def _let_go(self, byte_count: int) -> None:
         self._held_bytes -= byte_count
-        self._held.add(-byte_count)
 
     def _enter(self, tenant: str, left_s: float) -> Ticket:
         now = self._clock.monotonic()
@@ -143,8 +140,7 @@ class Admission:
         began, result = self._clock.monotonic(), "left"
         self._woken[ticket] = asyncio.get_running_loop().create_future()
         try:
-            with _counted(self._queued):
-                await self._woken_within(self._woken[ticket], min(left_s, self._queue_timeout_s))
+            await self._woken_within(self._woken[ticket], min(left_s, self._queue_timeout_s))
             result = "late" if ticket.state is State.WAITING else ticket.state.value
         finally:
             del self._woken[ticket]
@@ -212,12 +208,3 @@ class Held:
         """Holds more bytes. Raises ApiError (429)."""
         self._admission.hold(byte_count)
         self.byte_count += byte_count
-
-
-@contextmanager
-def _counted(counter: Level) -> Iterator[None]:
-    counter.add(1)
-    try:
-        yield
-    finally:
-        counter.add(-1)
