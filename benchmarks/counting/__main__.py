@@ -34,7 +34,7 @@ _WARM: tuple[tuple[Metric, float, tuple[str, ...]], ...] = (
 )
 """What one warm turn tells which instrument."""
 
-Count = Callable[[], None]
+Count = Callable[[], object]
 
 
 def _turn() -> Count:
