@@ -37,8 +37,8 @@ MUTANTS = (
     Mutant(
         "let-clients-in-by-the-services-ca",
         _ROUTER,
-        'client_tls = _identity("services", config.tls_files), _identity("clients", config.client_files)',
-        'client_tls = _identity("services", config.tls_files), _identity("clients", config.tls_files)',
+        'configured.identity("clients", config.client_files)',
+        'configured.identity("clients", config.tls_files)',
         _over("router", "test_turns_are_cold_and_warm_as_ever"),
     ),
     Mutant(
