@@ -72,7 +72,9 @@ async def test_there_is_nothing_else_on_it(no_leaks: None) -> None:
         assert (await get(url.removesuffix("/metrics") + "/v1/models"))[0] == 404
 
 
-async def test_over_tls_whoever_has_a_certificate_of_the_services_reads(no_leaks: None, tmp_path: Path) -> None:
+async def test_over_tls_whoever_has_a_certificate_of_the_services_reads_and_nobody_else(
+    no_leaks: None, tmp_path: Path
+) -> None:
     ours, theirs = (Authority(tmp_path / name) for name in ("ours", "theirs"))
     service = identity(ours.issue("router"), ours)
     async with endpoint(CollectorRegistry(), service) as url:
