@@ -1,5 +1,6 @@
 """Metrics for Prometheus: OpenTelemetry's SDK behind the instruments, and the HTTP endpoint where they are read."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -49,7 +50,7 @@ def configure_metrics(service_name: str, instance: str, *, wanted: bool) -> Iter
 def meter_provider(service_name: str, instance: str, registry: CollectorRegistry) -> MeterProvider:
     """Returns a provider whose instruments are read from ``registry``."""
     identity = {
-        SERVICE_NAME: service_name,
+        SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", service_name),
         SERVICE_INSTANCE_ID: instance,
         SERVICE_VERSION: version("backhaul-common"),
     }
