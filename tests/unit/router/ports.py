@@ -292,6 +292,7 @@ class Bench:
             policy=RoutePolicy(
                 routes=frozenset(routes), prefer=prefer, decode_computes=policy.prefill_fallback == "decode"
             ),
+            on_eject=observer.ejected,
         )
         self.live = self.routing.live
         tokens = PromptTokens(self.engines, self.clock)

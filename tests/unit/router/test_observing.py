@@ -228,3 +228,14 @@ async def test_orphans_and_the_watch_of_the_nodes_are_read(read: Readings) -> No
     bench.table.replace(ready("p1", "d1"))
     follows[0] = False
     assert (read.of(instruments.ORPHANS), read.of(instruments.REGISTRY_WATCH)) == ({(): 2}, {(): 0})
+
+
+async def test_a_node_that_is_ejected_is_counted_and_named_in_the_log(read: Readings) -> None:
+    bench = Bench()
+    bench.engines.prefill_steps = [Failure.REFUSED]
+    with capture_logs() as logs:
+        await bench.chat("a")
+        await bench.chat("a")
+    ejected = [(line["node_id"], line["failure"]) for line in logs if line["event"] == "node ejected"]
+    assert ejected == [("p1", "refused")]
+    assert read.of(instruments.EJECTIONS) == {("refused",): 1}

@@ -48,6 +48,18 @@ async def test_every_line_of_a_turn_names_its_trace(spans: InMemorySpanExporter,
     assert events == {"pair set apart": trace_of(spans), "turn": trace_of(spans)}
 
 
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+async def test_so_does_that_of_an_engine_that_is_ejected(
+    spans: InMemorySpanExporter, lines: io.StringIO, leg: str
+) -> None:
+    bench = Bench()
+    steps = bench.engines.prefill_steps if leg == "prefill" else bench.engines.decode_steps
+    steps.append(Failure.REFUSED)
+    await bench.chat("a")
+    events = {line["event"]: line.get("trace_id") for line in logged(lines)}
+    assert events == {"node ejected": trace_of(spans), "turn": trace_of(spans)}
+
+
 async def test_so_does_that_of_a_lookup_that_failed(spans: InMemorySpanExporter, lines: io.StringIO) -> None:
     bench = Bench()
     bench.registry.failure = UnavailableError("AWAY", "away")

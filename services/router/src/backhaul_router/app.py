@@ -121,6 +121,7 @@ async def running(config: Config, measured: CollectorRegistry | None = None) -> 
         rng=random.Random(),
         settings=configured.routing_settings(config),
         policy=configured.route_policy(config),
+        on_eject=observer.ejected,
     )
     readiness, changed = Readiness(table), asyncio.Event()
     departures = Departures(table, clock, patience_s=config.gone_timeout_s)

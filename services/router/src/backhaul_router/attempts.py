@@ -74,7 +74,8 @@ class Attempts:
         if failure is None:
             self._went_well(turn, handed)
         else:
-            self._live.breakers.failed(handed.plan.decode.node, failure)
+            with turn.trace.current():
+                self._live.breakers.failed(handed.plan.decode.node, failure)
 
     # Prefill
 
@@ -232,7 +233,8 @@ class Attempts:
 
     def _note(self, turn: Turn, node: Node, failure: Failure) -> None:
         turn.tried.add(node.node_id)
-        self._live.breakers.failed(node, failure)
+        with turn.trace.current():
+            self._live.breakers.failed(node, failure)
 
     def _go_cold(self, turn: Turn, miss: str) -> None:
         self._legs.clean_up(turn)

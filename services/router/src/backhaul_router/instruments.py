@@ -3,6 +3,7 @@
 from backhaul_common.metering import LONG_S, SHORT_S, Kind, Label, Metric, one_of
 from backhaul_router.core import misses
 from backhaul_router.core.body import Endpoint
+from backhaul_router.core.engines import Failure
 from backhaul_router.core.health.breakers import BreakerState
 from backhaul_router.core.passing import PASSED
 from backhaul_router.core.queueing import Refusal
@@ -237,6 +238,13 @@ NODES = Metric(
     unit="{node}",
     description="Nodes by their breaker: closed is well, open is ejected",
     labels=(one_of("state", (state.value for state in BreakerState)),),
+)
+EJECTIONS = Metric(
+    name=_P + "ejections",
+    kind=Kind.COUNTER,
+    unit="{ejection}",
+    description="Nodes that were ejected, by their latest failure; the log says which",
+    labels=(one_of("failure", (failure.value for failure in Failure)),),
 )
 ORPHANS = Metric(
     name=_P + "orphans",

@@ -24,6 +24,7 @@ from backhaul_common.clock import Clock
 from backhaul_common.metering import OTHER, Counter, Histogram, Values, observe
 from backhaul_router import instruments
 from backhaul_router.core.body import Endpoint
+from backhaul_router.core.engines import Failure
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.health.breakers import Breakers, BreakerState
 from backhaul_router.core.nodes import Node, NodeTable
@@ -121,6 +122,7 @@ class TurnObserver:
         self._errors = Histogram(instruments.ESTIMATE_ERROR)
         self._broken = Counter(instruments.BROKEN_OFF)
         self._ttft = Histogram(instruments.TTFT)
+        self._ejections = Counter(instruments.EJECTIONS)
 
     @contextmanager
     def turn(self, endpoint: Endpoint, model: str, outcome: Outcome, parent: Context | None) -> Iterator[TurnTrace]:
@@ -173,6 +175,11 @@ class TurnObserver:
         self._apart.add(1)
         with turn.current():
             _log.warning("pair set apart", reader=reader.node_id, source=source.node_id, seconds=seconds)
+
+    def ejected(self, node: Node, failure: Failure) -> None:
+        """A node is used only when there is no other, after this failure."""
+        self._ejections.add(1, failure.value)
+        _log.warning("node ejected", node_id=node.node_id, failure=failure.value)
 
     def began(self, route: str, ttft_s: float, estimate_s: float | None) -> None:
         """The first byte of a stream is there; both times count from the client's request."""
