@@ -1,5 +1,6 @@
 """What the agent counts, and what is read of its owner."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,8 +9,9 @@ import pytest
 from backhaul_common.errors import BackhaulError
 from backhaul_node_agent import instruments
 from backhaul_node_agent.core import events as ev
-from backhaul_node_agent.core.life import Why
-from backhaul_node_agent.core.tally import End
+from backhaul_node_agent.core import life as lf
+from backhaul_node_agent.core.life import State, Why
+from backhaul_node_agent.core.tally import End, Tally
 from backhaul_node_agent.observing import observe_owner
 from tests.fakes.clock import FakeClock
 from tests.fakes.readings import Readings
@@ -203,3 +205,34 @@ def test_an_end_is_counted_once_with_how_it_came(end: End, happens: Callable[[Ow
     table.report()
     happens(table)
     assert ended(table) == {end.value: 1}
+
+
+EVENTS = (
+    lf.Confirmed(50.0),
+    lf.Seen(True, 50.0),
+    lf.Found(True, 50.0),
+    lf.FenceLifted(),
+    lf.ClaimAsked("request-1"),
+    lf.ClaimReturned(),
+    lf.ReleaseAsked(),
+    lf.PointerGone(),
+    lf.ClockJumped(),
+    lf.Freed(),
+    lf.Tick(),
+)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("state", State, ids=lambda state: state.name)
+def test_there_is_a_name_for_whatever_can_become_of_a_set(state: State, event: lf.Event) -> None:
+    for wanted, deadline, lapses_at in itertools.product((False, True), (0.0, 1e6), (0.0, 1e6)):
+        claim = lf.Claim("request-1", deadline, lapses_at) if state is State.CLAIMED else None
+        life = lf.Life(block_set(), state, deadline, claim=claim, granted_before=wanted, release_wanted=wanted)
+        try:
+            after = lf.step(life, event, lf.Instant(100.0, 100.0, 100.0), LIMITS).life
+        except lf.IllegalEventError:
+            continue
+        tally = Tally()
+        tally.note(life, event, after)
+        moved = after is None or (after.state is State.RELEASING and state is not State.RELEASING)
+        assert sum(tally.ends.values()) + sum(tally.releases.values()) == moved
