@@ -20,6 +20,7 @@ from tests.engine_fixtures import (  # noqa: F401 - fixtures
 )
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.leaks import no_tasks_left
+from tests.fakes.readings import Readings, readings
 
 # How long an example takes says more of the machine than of the code. (Where CI is set hypothesis knows that itself.)
 settings.register_profile("tests", deadline=None)
@@ -48,6 +49,13 @@ def _span_exporter() -> InMemorySpanExporter:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     return exporter
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[Readings]:
+    """Reads the metrics of instruments that are made during the test."""
+    with readings(monkeypatch) as read:
+        yield read
 
 
 @pytest.fixture

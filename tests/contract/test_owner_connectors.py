@@ -15,10 +15,12 @@ from structlog.testing import capture_logs
 from backhaul_common.clock import SystemClock
 from backhaul_common.errors import UnavailableError
 from backhaul_connector import wire
+from backhaul_node_agent import instruments
 from backhaul_node_agent.connector_server import ConnectorServer
 from backhaul_node_agent.core import events as ev
 from tests.fakes.connector import FakeConnector, hello, report
 from tests.fakes.eventually import eventually
+from tests.fakes.readings import Readings
 
 
 class FastClock(SystemClock):
@@ -211,12 +213,23 @@ async def test_an_answer_to_a_ping_with_a_time_that_no_clock_shows_closes_the_co
 
 
 async def test_what_a_connector_dropped_is_told_although_it_came_back_over_another_connection(
-    peer: Listening, connector: FakeConnector
+    read: Readings, peer: Listening, connector: FakeConnector
 ) -> None:
     with capture_logs() as logs:
         for count in (3, 8, 8):
             await comes_and_goes(peer, connector, dropped_count=count)
     assert [log["count"] for log in logs if log["event"] == "connector dropped messages"] == [5]
+    assert read.of(instruments.CONNECTOR_DROPS) == {(): 5}
+
+
+async def test_foreign_leases_are_those_of_engines_that_are_connected(
+    peer: Listening, connector: FakeConnector
+) -> None:
+    connector.foreign_count = 7
+    await connector.connect()
+    await eventually(lambda: peer.server.foreign_count == 7)
+    await connector.close()
+    await eventually(lambda: peer.server.foreign_count == 0)
 
 
 async def comes_and_goes(peer: Listening, connector: FakeConnector, *, dropped_count: int) -> None:

@@ -89,6 +89,7 @@ class FakeConnector:
     """How far the engine's clock is ahead of the event loop's."""
     answers_pings: bool = True
     dropped_count: int = 0
+    foreign_count: int = 0
     sets: dict[str, wire.BlockSetReport] = field(default_factory=dict)
     heard: list[wire.FromAgent] = field(default_factory=list)
     last_session: str = ""
@@ -170,7 +171,8 @@ class FakeConnector:
                     self.send(wire.Retained(set=held, replayed=True))
                 self.send(wire.Replayed(set_count=len(self.sets)))
             case wire.Ping() if self.answers_pings:
-                self.send(wire.Pong(token=message.token, now=self.now, dropped_count=self.dropped_count))
+                counts = {"dropped_count": self.dropped_count, "foreign_count": self.foreign_count}
+                self.send(wire.Pong(token=message.token, now=self.now, **counts))
             case wire.Claimed():
                 self._mark(message.set_id, True)
             case wire.Returned():

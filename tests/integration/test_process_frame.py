@@ -1,5 +1,6 @@
 """What every service's process does about signals and telemetry, in processes of their own."""
 
+import json
 import os
 import signal
 import socket
@@ -64,6 +65,13 @@ def test_a_signal_ends_the_service_well_and_telemetry_is_off_by_default(number: 
     code, first, errors, _ = end(start(), number)
     assert (code, first) == (0, "not recording")
     assert "Traceback" not in errors
+
+
+def test_signals_have_more_and_less_logged() -> None:
+    code, _, errors, _ = end(start(), signal.SIGUSR1, signal.SIGUSR2, signal.SIGUSR2, signal.SIGTERM)
+    lines = map(json.loads, errors.splitlines())
+    assert [line["to"] for line in lines if line["event"] == "log level changed"] == ["debug", "info", "warning"]
+    assert code == 0
 
 
 def test_a_second_signal_ends_it_at_once() -> None:

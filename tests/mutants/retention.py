@@ -171,8 +171,8 @@ MUTANTS = (
     Mutant(
         "release-again-what-is-being-released",
         _BUDGET,
-        "return max(0, self._staying.block_count - most)",
-        "return max(0, self._pinned.block_count - most)",
+        "return max(0, self._staying.block_count - self.limit)",
+        "return max(0, self._pinned.block_count - self.limit)",
         _decides("test_what_is_being_released_counts_no_more_against_those_that_stay"),
     ),
     Mutant(

@@ -29,8 +29,8 @@ MUTANTS = (
     Mutant(
         "fail-with-the-registry",
         _LOOKUPS,
-        "        except BackhaulError as error:\n            _log.debug",
-        "        except NotFoundError as error:\n            _log.debug",
+        "        except BackhaulError as error:\n            with trace.current()",
+        "        except NotFoundError as error:\n            with trace.current()",
         _lookups("test_a_registry_that_fails_is_a_miss"),
     ),
     Mutant(

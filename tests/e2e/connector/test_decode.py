@@ -1,10 +1,21 @@
 """A decode engine: what it retains, it reports; what nobody can come back for, it frees."""
 
 import time
+from functools import partial
 
 import pytest
 
-from backhaul_connector.wire import PROTOCOL_VERSION, Claimed, Deadlines, Freed, Hello, Replayed, Retained, Returned
+from backhaul_connector.wire import (
+    PROTOCOL_VERSION,
+    Claimed,
+    Deadlines,
+    Freed,
+    Hello,
+    Pong,
+    Replayed,
+    Retained,
+    Returned,
+)
 from backhaul_local.engines import MODEL_NAME
 from tests.engine_fixtures import BLOCKS
 from tests.fakes.engine_pair import COLD, SCOPE, Pair, answer_of_late_read
@@ -131,6 +142,21 @@ def test_a_turn_of_the_decode_engine_alone_can_be_released(pair: Pair) -> None:
 
     pair.decode.agent.wait(Freed, after=seen, timeout_s=2, where=lambda freed: set_id in freed.set_ids)
     pair.decode.eventually_free()
+
+
+def _foreign(count: int, pong: Pong) -> bool:
+    return pong.foreign_count == count
+
+
+def test_a_hand_off_is_a_lease_that_is_told_to_be_foreign(pair: Pair) -> None:
+    prefill = pair.prefill
+    hand_off = prefill.complete(pair.tokens(300), COLD, 1).params["remote_request_id"]
+    for told in (1, 0):
+        seen = len(prefill.agent.messages)
+        # An engine that does nothing tells nothing new.
+        prefill.complete(pair.tokens(20), None, 30)
+        prefill.agent.wait(Pong, after=seen, where=partial(_foreign, told))
+        prefill.nixl.release(hand_off)
 
 
 def test_a_renewal_is_confirmed_by_the_engine_with_its_new_deadline(pair: Pair) -> None:

@@ -92,6 +92,7 @@ def stack(marks: Marks, collector: OtlpCollector, tmp_path_factory: pytest.TempP
             "OTEL_EXPORTER_OTLP_INSECURE": "true",
             "OTEL_BSP_SCHEDULE_DELAY": "200",
         },
+        metrics=True,
         registry_flags=debug,
         agent_flags=[*debug, *key],
         router_flags=[*debug, *key, *tenants, "--prefer", "warm", "--lookup-budget-s", "1", "--explain"],
@@ -198,6 +199,12 @@ def _logs(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name.startswith(_SERVICES)}
 
 
+def _metrics(stack: Stack) -> dict[str, bytes]:
+    """Returns what each service shows of what it counts."""
+    urls = {name: f"http://{address}/metrics" for name, address in stack.metrics.items()}
+    return {f"metrics of {name}": httpx2.get(url, trust_env=False).content for name, url in urls.items()}
+
+
 def _etcd(stack: Stack) -> bytes:
     """Returns all keys and values."""
     everything = {"key": base64.b64encode(b"\0").decode(), "range_end": base64.b64encode(b"\0").decode()}
@@ -221,9 +228,11 @@ def test_nothing_of_clients_and_no_secret_is_left_anywhere(
         **_logs(stack.logs),
         "spans": collector.raw,
         "etcd": kept + _etcd(stack),
+        **_metrics(stack),
         **{f"answer {number}": _shown(answer) for number, answer in enumerate(answers)},
     }
     assert b'"level": "debug"' in places["agent-decode-1.log"] + places["router-1.log"]
+    assert b'result="broken"' in places["metrics of router-1"]
     found = {place: marks.found_in(data) for place, data in places.items()}
     # Who asks for a path that there is not is told which.
     assert {place: names for place, names in found.items() if names} == {f"answer {_ODD_PATH}": ["path"]}

@@ -69,7 +69,8 @@ def _gateway() -> GatewayService:
 
 def _access_log() -> AccessLog:
     bench = Bench(nodes=[NODE])
-    return AccessLog(table=bench.table, routing=bench.routing, observer=TurnObserver(bench.clock))
+    observer = TurnObserver(bench.clock, serves=bench.table.serves)
+    return AccessLog(table=bench.table, routing=bench.routing, observer=observer)
 
 
 def _processor() -> ExternalProcessor:

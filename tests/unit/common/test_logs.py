@@ -8,7 +8,7 @@ import structlog
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from backhaul_common.logs import configure_logging
+from backhaul_common.logs import configure_logging, step_level
 
 
 @pytest.fixture
@@ -30,6 +30,7 @@ def test_a_line_is_json_with_event_fields_level_service_and_time(stream: io.Stri
     structlog.get_logger("x").info("node joined", node_id="d1")
     structlog.get_logger("x").debug("not shown")
     (line,) = lines(stream)
+    assert line["logger"] == "x"
     assert {"event": "node joined", "node_id": "d1", "level": "info", "service": "sample"}.items() <= line.items()
     assert "timestamp" in line
 
@@ -67,3 +68,22 @@ def test_a_terminal_gets_text(stream: io.StringIO) -> None:
         structlog.get_logger("x").error("failed", exc_info=error, node_id="d1")
     assert "failed" in stream.getvalue()
     assert "ValueError: why" in stream.getvalue()
+
+
+def test_the_level_moves_by_one_at_a_time_within_its_bounds_and_says_so_whatever_it_is(stream: io.StringIO) -> None:
+    configure_logging("info", "sample", stream)
+    for by in (1, 1, -1, -1, -1, -1):
+        step_level(by)
+    assert [(line["event"], line["to"]) for line in lines(stream)] == [
+        ("log level changed", level) for level in ("debug", "debug", "info", "warning", "error", "error")
+    ]
+
+
+def test_what_is_logged_goes_by_the_new_level_at_once(stream: io.StringIO) -> None:
+    configure_logging("info", "sample", stream)
+    log, library = structlog.get_logger("x"), logging.getLogger("library")
+    for by in (0, 1, -1):
+        step_level(by)
+        log.debug("ours", step=by)
+        library.debug("theirs")
+    assert [line["event"] for line in lines(stream) if line["event"] != "log level changed"] == ["ours", "theirs"]

@@ -120,3 +120,14 @@ def test_no_rank_is_ever_asked_to_keep_blocks_longer_than_it_said(
         said.update({(rank, key): value for rank, moved in report.items() for key, value in moved.items()})
         for key, deadline in confirmed.update(report).items():
             assert deadline == min(said[rank, key] for rank in range(3))
+
+
+def test_the_number_of_leases_is_told_when_it_changes() -> None:
+    leases = watcher()
+    assert leases.recounted() is None
+    leases.changed({"a": EPOCH + 30.0, "b": EPOCH + 30.0, "odd": "soon"}, EPOCH + 1.0)
+    assert (leases.recounted(), leases.recounted()) == (2, None)
+    leases.changed({"c": EPOCH + 30.0, "b": EPOCH + 30.0}, EPOCH + 2.0)
+    assert leases.recounted() is None
+    leases.changed({}, EPOCH + 3.0)
+    assert leases.recounted() == 0

@@ -256,3 +256,15 @@ def test_a_claim_taken_back_is_no_claim() -> None:
     ledger.mark("a", claimed=False)
 
     assert ledger.connect()[0] == wire.Retained(set=SETS["a"], replayed=True)
+
+
+def test_leases_that_are_no_sets_are_foreign_as_the_rank_with_most_has_them() -> None:
+    ledger = Ledger()
+    assert ledger.foreign_count == 0
+    ledger.leases({0: 3, 1: 2})
+    ledger.retained(SETS["a"])
+    assert ledger.foreign_count == 2
+    ledger.leases({0: 0})
+    assert ledger.foreign_count == 1
+    ledger.leases({1: 0})
+    assert ledger.foreign_count == 0

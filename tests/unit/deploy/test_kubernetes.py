@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from backhaul_common.addresses import split_address
 from tests.unit.deploy import started
 from tests.unit.deploy.cluster import OVERLAYS, POD_IP, ROOT, Container, containers, of_kind, render, workloads
 from tests.unit.deploy.started import of_container, program_of
@@ -58,7 +59,8 @@ class TestSettings:
         (registry,) = [one for one in workloads(overlay) if one["metadata"]["name"] == "backhaul-registry"]
         (service,) = [one for one in of_kind(overlay, "Service") if one["metadata"]["name"] == "backhaul-registry"]
         assert registry["spec"]["serviceName"] == service["metadata"]["name"]
-        (port,) = started.ports(next(settings for one, settings in ours(overlay) if one.name == "registry"))
+        (listen,) = [settings.listen for one, settings in ours(overlay) if one.name == "registry"]
+        _, port = split_address(listen)
         named = tuple(f"backhaul-registry-{i}.backhaul-registry:{port}" for i in range(registry["spec"]["replicas"]))
         for container, settings in ours(overlay):
             if container.name != "registry":

@@ -10,7 +10,9 @@ from tests.unit.deploy.cluster import OVERLAYS, containers, of_kind
 NIXL = {(5600, 5600), (21000, 21999)}
 """Side channel, and where transfers listen."""
 
-ANYONE, ETCD = "anyone", "backhaul-etcd"
+ANYONE, ETCD, PROMETHEUS = "anyone", "backhaul-etcd", "monitoring"
+
+MEASURED = ("backhaul-router", "backhaul-registry", "backhaul-prefill", "backhaul-decode")
 
 HOPS = {
     (ANYONE, "backhaul-router"): {(8080, 8080), (8081, 8081)},
@@ -24,6 +26,7 @@ HOPS = {
     ("backhaul-registry", ETCD): {(2379, 2379)},
     ("backhaul-prefill", "backhaul-decode"): NIXL,
     ("backhaul-decode", "backhaul-prefill"): NIXL,
+    **{(PROMETHEUS, name): {(9464, 9464)} for name in MEASURED},
 }
 
 Hops = dict[tuple[str, str], set[tuple[int, int]]]
@@ -45,8 +48,13 @@ def peers_of(rule: dict[str, Any], side: str) -> list[str]:
         return [ANYONE]
     names: list[str] = []
     for peer in rule[side]:
-        # An etcd that is elsewhere.
-        names += [ETCD] if "ipBlock" in peer else names_of(peer["podSelector"])
+        if "ipBlock" in peer:
+            # An etcd that is elsewhere.
+            names.append(ETCD)
+        elif "namespaceSelector" in peer:
+            names.append(peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"])
+        else:
+            names += names_of(peer["podSelector"])
     return names
 
 
@@ -71,7 +79,9 @@ def allowed(overlay: str, direction: str, side: str) -> Hops:
 
 
 def test_exactly_the_hops_of_the_picture_may_leave(overlay: str) -> None:
-    assert allowed(overlay, "egress", "to") == {hop: ports for hop, ports in HOPS.items() if hop[0] != ANYONE}
+    assert allowed(overlay, "egress", "to") == {
+        hop: ports for hop, ports in HOPS.items() if hop[0] not in (ANYONE, PROMETHEUS)
+    }
 
 
 def test_exactly_the_hops_of_the_picture_may_arrive(overlay: str) -> None:
@@ -93,7 +103,8 @@ def test_every_port_that_may_be_reached_is_one_where_something_listens(overlay: 
     listening: dict[str, set[int]] = {}
     for container in containers(overlay):
         listening.setdefault(container.pod, set()).update(container.ports)
-    for (_, name), ports in allowed(overlay, "egress", "to").items():
+    reached = [*allowed(overlay, "egress", "to").items(), *allowed(overlay, "ingress", "from").items()]
+    for (_, name), ports in reached:
         if name in listening:
             assert {first for first, last in ports if first == last} <= listening[name]
 

@@ -283,7 +283,7 @@ class Bench:
         self.table.replace(ready("p1", "p2", "d1", "d2") if nodes is None else nodes)
         self.fresh = FreshKeys(self.clock.monotonic)
         self.departures = Departures(self.table, self.clock, patience_s=PATIENCE_S)
-        policy, observer = policy or Policy(), TurnObserver(self.clock)
+        policy, observer = policy or Policy(), TurnObserver(self.clock, serves=self.table.serves)
         self.routing = assemble(
             table=self.table,
             monotonic=self.clock.monotonic,
@@ -292,6 +292,7 @@ class Bench:
             policy=RoutePolicy(
                 routes=frozenset(routes), prefer=prefer, decode_computes=policy.prefill_fallback == "decode"
             ),
+            on_eject=observer.ejected,
         )
         self.live = self.routing.live
         tokens = PromptTokens(self.engines, self.clock)

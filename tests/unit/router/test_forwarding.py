@@ -49,7 +49,7 @@ async def take(bench: Bench, seen: pb.AccessLogCommon) -> None:
         logs = pb.StreamAccessLogsMessage.HTTPAccessLogEntries(log_entry=entries)
         yield pb.StreamAccessLogsMessage(http_logs=logs)
 
-    observer = TurnObserver(bench.clock)
+    observer = TurnObserver(bench.clock, serves=bench.table.serves)
     service = AccessLog(table=bench.table, routing=bench.routing, observer=observer)
     await service.StreamAccessLogs(messages(), cast("Context", None))
 

@@ -9,15 +9,20 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from structlog.testing import capture_logs
 
+from backhaul_common.errors import DeadlineExceededError, NotFoundError, UnavailableError
+from backhaul_common.metering import OTHER
+from backhaul_router import instruments
 from backhaul_router.core.engines import Failure
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.queueing import TenantLimits
 from backhaul_router.core.turn import Route
 from backhaul_router.observing import observe_nodes
 from tests.fakes.clock import FakeClock
+from tests.fakes.readings import Readings
 from tests.unit.router.ports import Bench, FakeStream, ready
 from tests.unit.router.test_admission import admission, refusal, running
 from tests.unit.router.test_forwarding import log
+from tests.unit.router.test_second_chances import cached_bench
 
 
 @pytest.fixture
@@ -40,6 +45,11 @@ def counted(reader: InMemoryMetricReader) -> dict[str, Any]:
     return found
 
 
+def ended(route: str) -> Sequence[Any]:
+    """Returns the attributes of turns that went well."""
+    return (("model", "m"), ("result", "ok"), ("route", route))
+
+
 def points(reader: InMemoryMetricReader, name: str) -> Sequence[Any]:
     """Returns the points of one metric."""
     data = reader.get_metrics_data()
@@ -60,7 +70,7 @@ async def test_routes_misses_tokens_and_times(reader: InMemoryMetricReader) -> N
     bench.engines.prefill_steps = [Failure.UNAVAILABLE, Failure.UNAVAILABLE]
     await bench.chat("a")
     got = counted(reader)
-    assert got["turns"] == {(("result", "ok"), ("route", "cold")): 2, (("result", "ok"), ("route", "warm")): 1}
+    assert got["turns"] == {ended("cold"): 2, ended("warm"): 1}
     assert got["misses"] == {(("reason", "first_turn"),): 2}
     assert got["prompt_tokens"] == {
         (("source", "read"),): 112,
@@ -79,7 +89,7 @@ async def test_a_turn_that_its_holder_serves_alone_has_a_route_of_its_own(reader
     bench.publish("a")
     await bench.chat("a", "b", "c")
     got = counted(reader)
-    assert got["turns"] == {(("result", "ok"), ("route", "append")): 1}
+    assert got["turns"] == {ended("append"): 1}
     assert "misses" not in got
     for name in ("ttft", "estimate_error"):
         assert got[name] == {(("route", "append"),): 1}
@@ -120,7 +130,7 @@ async def test_the_first_byte_is_that_of_a_stream(reader: InMemoryMetricReader) 
 
 async def test_nodes_are_counted_by_how_they_are_used(reader: InMemoryMetricReader) -> None:
     bench = Bench()
-    observe_nodes(bench.live.breakers)
+    observe_nodes(bench.live.breakers, bench.table, lambda: True)
     bench.routing.follow({node.node_id for node in bench.table})
     bench.live.breakers.failed(ready("d1")[0], Failure.REFUSED)
     states = {"closed": 3, "open": 1, "half_open": 0, "starting": 0}
@@ -168,6 +178,64 @@ async def test_what_a_gateway_tells_of_streams_is_counted_as_if_they_had_passed(
     bench = Bench()
     await log(bench, flags=["upstream_connection_termination"])
     got = counted(reader)
-    assert got["turns"] == {(("result", "ok"), ("route", "cold")): 1}
+    assert got["turns"] == {ended("cold"): 1}
     assert got["ttft"] == got["estimate_error"] == {(("route", "cold"),): 1}
     assert got["broken_off"] == {(): 1}
+
+
+async def test_claims_are_counted_by_what_came_of_them_and_timed(read: Readings) -> None:
+    bench = Bench()
+    bench.publish("a")
+    await bench.chat("a", "b", "c")
+    for error in (
+        NotFoundError("SET_UNKNOWN", ""),
+        NotFoundError("OF_A_NEWER_AGENT", ""),
+        UnavailableError("UNAVAILABLE", ""),
+        DeadlineExceededError("LATE", ""),
+    ):
+        bench.owner.failure = error
+        await bench.chat("a", "b", "c")
+    counted = {("granted",): 1, ("set_unknown",): 1, (OTHER,): 1, ("owner_unavailable",): 1, ("lookup_timeout",): 1}
+    assert read.of(instruments.CLAIMS) == counted
+    assert read.of(instruments.CLAIM_DURATION) == read.of(instruments.LOOKUP_DURATION) == {(): 5}
+    assert read.of(instruments.MISSES)[(OTHER,)] == 1
+
+
+async def test_second_chances_are_counted_by_what_came_of_them(read: Readings) -> None:
+    bench = cached_bench()
+    await bench.chat("a", "b", "c")
+    bench.owner.harvest_failures = [NotFoundError("NOT_CACHED", ""), DeadlineExceededError("LATE", "")]
+    await bench.chat("a", "b", "c")
+    await bench.chat("a", "b", "c")
+    bench.engines.tokens = []
+    await bench.chat("a", "b", "c")
+    granted = {("granted",): 1, ("not_cached",): 1, ("harvest_timeout",): 1, ("no_tokens",): 1}
+    assert read.of(instruments.SECOND_CHANCES) == granted
+
+
+async def test_a_model_that_no_node_serves_is_named_nowhere(read: Readings) -> None:
+    bench = Bench(nodes=[])
+    with pytest.raises(ApiError):
+        await bench.chat("a", model="a client's own idea")
+    assert read.of(instruments.TURNS) == {("cold", "error_503", OTHER): 1}
+    assert read.of(instruments.TURN_DURATION) == {("cold",): 1}
+
+
+async def test_orphans_and_the_watch_of_the_nodes_are_read(read: Readings) -> None:
+    bench, follows = Bench(), [True]
+    observe_nodes(bench.live.breakers, bench.table, lambda: follows[0])
+    assert (read.of(instruments.ORPHANS), read.of(instruments.REGISTRY_WATCH)) == ({(): 0}, {(): 1})
+    bench.table.replace(ready("p1", "d1"))
+    follows[0] = False
+    assert (read.of(instruments.ORPHANS), read.of(instruments.REGISTRY_WATCH)) == ({(): 2}, {(): 0})
+
+
+async def test_a_node_that_is_ejected_is_counted_and_named_in_the_log(read: Readings) -> None:
+    bench = Bench()
+    bench.engines.prefill_steps = [Failure.REFUSED]
+    with capture_logs() as logs:
+        await bench.chat("a")
+        await bench.chat("a")
+    ejected = [(line["node_id"], line["failure"]) for line in logs if line["event"] == "node ejected"]
+    assert ejected == [("p1", "refused")]
+    assert read.of(instruments.EJECTIONS) == {("refused",): 1}

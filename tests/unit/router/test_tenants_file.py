@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from backhaul_router import instruments
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.queueing import TenantLimits
 from backhaul_router.tenants_file import LOOK_S, TenantsFile
 from tests.fakes.clock import FakeClock
 from tests.fakes.issuer import AUDIENCE, ISSUER, key_set, public_jwk, token
+from tests.fakes.readings import Readings
 from tests.unit.router.test_tenants import digest
 
 RED = f'[tenants.red]\nkey_sha256 = ["{digest("red-1")}"]\n'
@@ -162,3 +164,13 @@ async def test_it_is_looked_at_again_and_again_and_new_limits_are_told(files: Fi
         assert await told.get() == {"red": TenantLimits(max_turns=turns)}
     following.cancel()
     await asyncio.wait([following])
+
+
+async def test_what_became_of_a_new_file_is_counted(read: Readings, files: Files) -> None:
+    file = files.followed()
+    for text in (RED, "[tenants", RED + BLUE):
+        files.write(text)
+        await file.look()
+        await file.look()
+    counted = read.of(instruments.TENANT_READS)
+    assert (counted[("taken",)], counted[("refused",)]) == (2, 1)

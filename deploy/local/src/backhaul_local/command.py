@@ -39,6 +39,7 @@ _WARM_UP = Plan(turns=2, document_words=300, reply_tokens=80)
 UP = """
 [bold]The stack is up.[/bold] {front}: {url} (gRPC {grpc}, for gateways {planner}), logs: {logs}
 Registries: {registries}. Agents: {agents}
+Metrics (/metrics): {metrics}
 
 Try it:
 
@@ -165,6 +166,7 @@ def _stack(options: argparse.Namespace, console: Console, steps: Steps) -> Itera
         tls=options.tls,
         gateway=options.gateway == "envoy",
         default_ports=True,
+        metrics=options.command == "up",
         **(_simulated(options) if options.simulated else _real(options, state, steps)),
     )
     with Stack(stack_options, steps) as stack:
@@ -258,6 +260,7 @@ def _up(options: argparse.Namespace, console: Console) -> int:
             logs=stack.logs,
             registries=", ".join(stack.registries),
             agents=", ".join(f"{node.name} {node.agent_address}" for node in stack.nodes),
+            metrics=", ".join(f"{name} {address}" for name, address in stack.metrics.items()),
             model=MODEL_NAME,
             **how_to_call(stack.tls),
             engines=_about_simulated(stack) if options.simulated else "",

@@ -61,5 +61,7 @@ class StackOptions:
     """Whether everybody shows a certificate and asks for one, on every hop."""
     gateway: bool = False
     """Whether Envoy is in front of the routers."""
+    metrics: bool = False
+    """Whether the services show what they count."""
     network: Network = field(default_factory=DirectNetwork)
     """Between any two parts; the memory, side channels and notifications of real engines are reached directly."""

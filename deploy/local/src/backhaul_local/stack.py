@@ -88,6 +88,8 @@ class Stack:
         """host:port at which each router plans turns for gateways that move the bytes themselves."""
         self.pickers: list[str] = []
         """host:port of each router's endpoint picker, where there is a gateway."""
+        self.metrics: dict[str, str] = {}
+        """host:port at which each service shows what it counts, by the name of its process, where they do."""
         self.gateway = ""
         """Base URL of the gateway; empty without one."""
 
@@ -301,7 +303,8 @@ class Stack:
             name = f"registry-{index}"
             etcd = self._reached(name, self._etcd_names, self.etcd_endpoints)
             tls = self.tls.registry_flags() if self.tls else ()
-            flags = ["--listen", address, "--etcd-endpoints", etcd, *tls, *self._options.registry_flags]
+            flags = ["--listen", address, "--etcd-endpoints", etcd, *tls, *self._metrics_flags(name)]
+            flags += self._options.registry_flags
             self._service(name, "backhaul-registry", flags, self._grpc_ready(address))
         self._await([f"registry-{index}" for index in range(1, len(self.registries) + 1)], _SERVICE_START_S)
 
@@ -324,7 +327,7 @@ class Stack:
             if node.kv_events:
                 events = network.between(node.agent, f"{node.name} events", node.kv_events)
                 flags += ["--kv-events", f"tcp://{events}"]
-            flags += self.tls.agent_flags() if self.tls else ()
+            flags += [*(self.tls.agent_flags() if self.tls else ()), *self._metrics_flags(node.agent)]
             flags += ["--connector-socket", str(node.socket), *self._options.agent_flags, *node.engine.agent_flags]
             ready = self._grpc_ready(node.agent_address)
             self._service(node.agent, "backhaul-node-agent", flags, ready, _WAITING, _agent_env(node.engine))
@@ -356,9 +359,15 @@ class Stack:
         # Nobody here watches readiness.
         tls = self.tls.router_flags() if self.tls else ()
         flags += ["--lame-duck-s", "0", "--listen-gateway", self._planner(index), *self._picker_flags(index)]
-        flags += [*tls, *more_flags]
+        flags += [*tls, *self._metrics_flags(name), *more_flags]
         self._service(name, "backhaul-router", flags, self._http_ready(f"{self.routers[-1]}/ready"), _WAITING)
         return name
+
+    def _metrics_flags(self, name: str) -> Sequence[str]:
+        if not self._options.metrics:
+            return ()
+        self.metrics[name] = self._address(9464 + len(self.metrics))
+        return "--listen-metrics", self.metrics[name]
 
     def _planner(self, index: int) -> str:
         self.planners.append(self._address(8083 + 10 * (index - 1)))

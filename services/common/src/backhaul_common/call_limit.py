@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
-from opentelemetry import metrics
 
+from backhaul_common import metering
 from backhaul_common.errors import ResourceExhaustedError
+from backhaul_common.instruments import REFUSED_CALLS
 
 _WAYS = {False: "unary", True: "stream"}
 
@@ -24,9 +25,7 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, max_calls: int) -> None:
         self._max_calls = max_calls
         self._running: Counter[bool] = Counter()
-        self._refusals = metrics.get_meter("backhaul_common").create_counter(
-            "backhaul.grpc.refused_calls", description="Calls refused because too many were running"
-        )
+        self._refusals = metering.Counter(REFUSED_CALLS)
 
     async def intercept_service(
         self,
@@ -61,7 +60,7 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
         kind = "streams" if streaming else "calls"
 
         async def refuse(request: Any, context: Any) -> Any:
-            self._refusals.add(1, {"kind": kind})
+            self._refusals.add(1, kind)
             message = f"{self._max_calls} {kind} run on this server, which is its limit; try again in a moment"
             raise ResourceExhaustedError("TOO_MANY_CALLS", message, limit=str(self._max_calls))
 

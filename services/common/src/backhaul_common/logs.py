@@ -13,16 +13,20 @@ _tracebacks = structlog.processors.ExceptionRenderer(structlog.tracebacks.Except
 
 LEVELS = ("debug", "info", "warning", "error")
 
+_log = structlog.get_logger(__name__)
+
 
 def configure_logging(level: str, service: str, stream: TextIO | None = None) -> None:
     """Sends all logs, those of libraries included, to ``stream`` (standard error by default).
 
-    ``level`` is one of `LEVELS`. Every line carries ``service``, and ``trace_id`` when a span is current.
+    ``level`` is one of `LEVELS`. Every line carries ``service``, ``logger`` (the module), and ``trace_id`` when a span
+    is current.
     """
     out = sys.stderr if stream is None else stream
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _named(service),
         _add_trace_id,
@@ -45,6 +49,15 @@ def configure_logging(level: str, service: str, stream: TextIO | None = None) ->
         )
     )
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+
+
+def step_level(by: int) -> None:
+    """Has more logged (1) or less (-1) from now on, one of `LEVELS` at a time; says which, whatever it is."""
+    root = logging.getLogger()
+    now = LEVELS.index(logging.getLevelName(root.level).lower())
+    level = LEVELS[min(max(now - by, 0), len(LEVELS) - 1)]
+    root.setLevel(level.upper())
+    _log.log(root.level, "log level changed", to=level)
 
 
 def _named(service: str) -> Processor:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from backhaul_common.errors import BackhaulError
+from backhaul_common.logs import step_level
 
 _log = structlog.get_logger(__name__)
 
@@ -16,7 +17,8 @@ _log = structlog.get_logger(__name__)
 def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
     """Runs ``main`` until it returns and gives the exit code: 0, or 1 after an error.
 
-    SIGTERM or SIGINT sets the event that ``main`` is given; a second one ends the process at once.
+    SIGTERM or SIGINT sets the event that ``main`` is given; a second one ends the process at once. SIGUSR1 has more
+    logged, SIGUSR2 less, one level at a time.
     """
     try:
         asyncio.run(_supervised(main))
@@ -37,6 +39,8 @@ async def _supervised(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, number, stopping)
+    for number, by in ((signal.SIGUSR1, 1), (signal.SIGUSR2, -1)):
+        loop.add_signal_handler(number, step_level, by)
     await main(stopping)
 
 

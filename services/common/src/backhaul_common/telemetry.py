@@ -1,4 +1,4 @@
-"""OpenTelemetry SDK set-up; the only module that knows the SDK."""
+"""OpenTelemetry SDK set-up for traces; `exposition` has that for metrics. No other module knows the SDK."""
 
 import os
 import threading

@@ -20,6 +20,7 @@ from backhaul_node_agent.core.block_set import BlockSet
 from backhaul_node_agent.core.granting import ClaimRequest, Grant, Refusal
 from backhaul_node_agent.core.owner import HeldSet, Owner
 from backhaul_node_agent.core.releasing import ReleaseOutcome
+from backhaul_node_agent.observing import AgentObserver
 
 _log = structlog.get_logger(__name__)
 
@@ -93,10 +94,19 @@ class Agent:
         self._index = index
         self._notifier = notifier
         self._on_change = on_change
+        self._observer = AgentObserver()
 
     def hear(self, event: ev.Event) -> None:
         """Takes in what happened."""
-        self._perform(self._owner.handle(event, self._clock.monotonic()))
+        now = self._clock.monotonic()
+        match event:
+            case ev.PointersWritten():
+                self._observer.published(self._owner.publish_lags_s(event, now))
+            case ev.DeadlinesConfirmed():
+                self._observer.confirmed(event)
+            case _:
+                pass
+        self._perform(self._owner.handle(event, now))
         match event:
             case ev.EngineConnected():
                 self._index.open(event.facts.engine_id)
@@ -115,6 +125,15 @@ class Agent:
 
         Raises BackhaulError with the reasons of `ClaimBlockSet`. Cancellation takes the grant back.
         """
+        try:
+            grant = await self._claim(request)
+        except BackhaulError as error:
+            self._observer.refused(error.reason)
+            raise
+        self._observer.granted()
+        return grant
+
+    async def _claim(self, request: ClaimRequest) -> Grant:
         outcome, effects = self._owner.claim(request, self._clock.monotonic())
         self._perform(effects)
         if isinstance(outcome, Refusal):
@@ -210,6 +229,7 @@ class Agent:
                 case ev.SendRelease() | ev.SendRenewal():
                     self._notifier.send(effect)
                 case ev.Decided():
+                    self._observer.decided(effect)
                     _say(effect)
 
 

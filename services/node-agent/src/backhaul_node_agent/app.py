@@ -10,11 +10,13 @@ from pathlib import Path
 
 import structlog
 import zmq.asyncio
+from prometheus_client import CollectorRegistry
 
 from backhaul.agent.v1 import agent_pb2_grpc
 from backhaul_common.addresses import split_address
 from backhaul_common.clock import Clock, SystemClock
 from backhaul_common.errors import UnavailableError
+from backhaul_common.exposition import MetricsEndpoint
 from backhaul_common.grpc_client import open_channel
 from backhaul_common.grpc_server import GrpcServer
 from backhaul_common.tls import CallerContext, Identity, keep_current
@@ -50,6 +52,7 @@ from backhaul_node_agent.load_service import LoadServicer
 from backhaul_node_agent.load_watch import LoadWatch
 from backhaul_node_agent.nixl_notifier import EngineAddress, NixlNotifier, open_nixl
 from backhaul_node_agent.node_session import NodeSession
+from backhaul_node_agent.observing import observe_owner
 from backhaul_node_agent.publishers import Publishers
 from backhaul_node_agent.registries import Registries
 from backhaul_node_agent.service import SERVICE_NAME, BlockSetServicer
@@ -66,8 +69,12 @@ _POLICIES: dict[str, Callable[[Gaps], Policy]] = {"lru": lambda _: Lru(), "benef
 class App:
     """One node agent. `run` owns every task and resource."""
 
-    def __init__(self, config: Config, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: Config, *, clock: Clock | None = None, measured: CollectorRegistry | None = None
+    ) -> None:
+        """`measured` is what `listen_metrics` shows."""
         self._config = config
+        self._measured = measured
         self._clock = clock or SystemClock()
         self._session = secrets.token_hex(16)
         self._advertised_host, _ = split_address(config.advertised)
@@ -177,6 +184,10 @@ class App:
                 grpc_server.server,
             )
             agent_pb2_grpc.add_LoadServiceServicer_to_server(LoadServicer(self._load_watch), grpc_server.server)
+            self._observe()
+            if self._measured is not None:
+                endpoint = MetricsEndpoint(config.listen_metrics, self._measured, tls=self._tls)
+                await stack.enter_async_context(endpoint)
             await stack.enter_async_context(grpc_server)
             self.port = grpc_server.port
             self._connectors.open()
@@ -188,6 +199,14 @@ class App:
             if self._tls and not config.advertised_engine_url.startswith("https:"):
                 _log.warning("routers reach the engine without TLS", engine_url=config.advertised_engine_url)
             await self._run_tasks(grpc_server, probe, events, stopping)
+
+    def _observe(self) -> None:
+        observe_owner(
+            self._owner,
+            self._clock,
+            ready=lambda: self._ready is Readiness.READY,
+            foreign=lambda: self._connectors.foreign_count,
+        )
 
     @property
     def can_notify(self) -> bool:

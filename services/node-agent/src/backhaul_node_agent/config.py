@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from backhaul_common.addresses import Address, Addresses, split_address
+from backhaul_common.addresses import Address, Addresses, OptionalAddress, split_address
 from backhaul_common.tls import EngineTlsSettings
 from backhaul_node_agent.core import bounds
 
@@ -34,6 +34,9 @@ class Config(EngineTlsSettings, env_prefix="BACKHAUL_NODE_AGENT_"):
     """Registry replicas, host:port, comma-separated; the agent moves to the next one when one fails."""
     listen: Address = "127.0.0.1:7201"
     """Address of this agent's gRPC server, host:port."""
+    listen_metrics: OptionalAddress = ""
+    """Address on which Prometheus reads /metrics (see docs/metrics.md), host:port, over TLS where the services use it;
+    empty: nothing is counted."""
     advertise: str = ""
     """Address under which routers reach this agent, host:port; empty: the same as listen, which then names one
     address."""

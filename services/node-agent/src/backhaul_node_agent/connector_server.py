@@ -12,6 +12,7 @@ has not, it takes the path again when nobody has it any more.
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import socket
 import stat
@@ -21,9 +22,10 @@ import structlog
 
 from backhaul_common.clock import Clock
 from backhaul_common.errors import UnavailableError
+from backhaul_common.metering import Counter
 from backhaul_common.texts import clip
 from backhaul_connector import wire
-from backhaul_node_agent import convert
+from backhaul_node_agent import convert, instruments
 from backhaul_node_agent.core import bounds
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.block_set import EngineFacts
@@ -57,6 +59,7 @@ class _Connection:
         # Pings on their way, by the time they were sent; old ones fall out when a connector answers none.
         self.pings: dict[float, None] = {}
         self.heard_at = 0.0
+        self.foreign_count = 0
 
     def write(self, message: wire.FromAgent) -> None:
         self.writer.write(wire.encode(message))
@@ -81,6 +84,7 @@ class ConnectorServer:
         self._gives_way = False
         # Per rank, what its engine had dropped when it last said so: a full queue ends the connection that overflowed.
         self._dropped: dict[int, tuple[str, int]] = {}
+        self._drops = Counter(instruments.CONNECTOR_DROPS)
 
     def open(self) -> None:
         """Takes the path; connectors that come wait until `run`.
@@ -112,6 +116,11 @@ class ConnectorServer:
                 finally:
                     # Connections that it accepted go on.
                     server.close()
+
+    @property
+    def foreign_count(self) -> int:
+        """Leases of the connected engines that are no reported set's."""
+        return sum(connection.foreign_count for connection in self._connections.values())
 
     def tell(self, engine_id: str, message: wire.Claimed | wire.Returned) -> None:
         """Writes a message to the engine's connector, if it is connected."""
@@ -192,8 +201,8 @@ class ConnectorServer:
 
     def _complain(self, problem: str) -> None:
         # The connector comes back within seconds, and may say the same again.
-        log = _log.debug if problem == self._complaint else _log.warning
-        log("connector broke the protocol, connection ended", problem=problem)
+        level = logging.DEBUG if problem == self._complaint else logging.WARNING
+        _log.log(level, "connector broke the protocol, connection ended", problem=problem)
         self._complaint = problem
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> wire.Hello:
@@ -304,6 +313,8 @@ class ConnectorServer:
             raise ProtocolError("an answer to a ping that was not sent")
         bounds.check_instant(pong.now, "now")
         bounds.check_count(pong.dropped_count, "dropped_count", most=2**63 - 1)
+        bounds.check_count(pong.foreign_count, "foreign_count")
+        connection.foreign_count = pong.foreign_count
         del connection.pings[pong.token]
         now = self._clock.monotonic()
         connection.heard_at = now
@@ -321,6 +332,7 @@ class ConnectorServer:
     def _note_dropped(self, facts: EngineFacts, count: int) -> None:
         engine_id, before = self._dropped.get(facts.rank, ("", 0))
         if engine_id == facts.engine_id and count > before:
+            self._drops.add(count - before)
             _log.warning("connector dropped messages", engine=engine_id, count=count - before)
         self._dropped[facts.rank] = (facts.engine_id, count)
 

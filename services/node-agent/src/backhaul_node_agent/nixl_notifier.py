@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import structlog
 
+from backhaul_common.metering import Counter
+from backhaul_node_agent import instruments
 from backhaul_node_agent.core.events import SendRelease, SendRenewal
 from backhaul_node_agent.engine_probe import HandshakeReply, SideChannelError
 
@@ -94,6 +96,7 @@ class NixlNotifier:
         self._peers: dict[str, list[Any]] = {}
         self._queue: asyncio.Queue[SendRelease | SendRenewal] = asyncio.Queue(MAX_QUEUED)
         self._forgotten: list[str] = []
+        self._lost = Counter(instruments.LOST_NOTIFICATIONS)
 
     @property
     def available(self) -> bool:
@@ -112,6 +115,7 @@ class NixlNotifier:
         try:
             self._queue.put_nowait(effect)
         except asyncio.QueueFull:
+            self._lost.add(1, "queue_full")
             _log.warning("notification dropped: too many wait", engine=effect.engine_id)
 
     def forget(self, engine_id: str) -> None:
@@ -145,6 +149,7 @@ class NixlNotifier:
             try:
                 sends[engine_id] = (await self._replies(engine_id), messages)
             except SideChannelError as error:
+                self._lost.add(len(messages), "not_sent")
                 _log.warning("engine cannot be told over nixl", engine=engine_id, error=str(error), count=len(messages))
         await loop.run_in_executor(thread, self._deliver, sends)
 
@@ -174,6 +179,7 @@ class NixlNotifier:
                         agent.send_notif(peer, message)
             except Exception as error:  # noqa: BLE001  # nixl's own exceptions have no common base; the core sends again
                 self._forgotten.append(engine_id)
+                self._lost.add(len(messages), "not_sent")
                 _log.warning("notification not sent", engine=engine_id, error=str(error), count=len(messages))
         end = time.monotonic() + _PROGRESS_S
         while time.monotonic() < end:

@@ -11,7 +11,8 @@ import structlog
 from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
 from backhaul_common.clock import Clock
 from backhaul_common.errors import BackhaulError, UnavailableError
-from backhaul_node_agent import convert
+from backhaul_common.metering import Counter
+from backhaul_node_agent import convert, instruments
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.block_set import BlockSet
 from backhaul_node_agent.registries import Registries, end_of, exchange, pauses_between_attempts
@@ -52,6 +53,7 @@ class Publisher:
         self._nonces = itertools.count(1)
         self._work = asyncio.Event()
         self._closing = False
+        self._breaks = Counter(instruments.PUBLISH_BREAKS)
         self._last_failure = ""
         """Why the last attempt failed, until a batch was acknowledged; logged when it changes."""
 
@@ -102,6 +104,7 @@ class Publisher:
                 await self._clock.sleep(next(pauses))
 
     def _note_failure(self, group: BaseExceptionGroup[BackhaulError]) -> None:
+        self._breaks.add(1)
         error = group.exceptions[0]
         reason = error.reason if isinstance(error, BackhaulError) else ""
         if reason != self._last_failure:

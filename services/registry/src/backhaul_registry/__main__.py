@@ -1,10 +1,12 @@
 """Starts the registry."""
 
 import sys
+from socket import gethostname
 
 import structlog
 
 from backhaul_common.config import load_config
+from backhaul_common.exposition import configure_metrics
 from backhaul_common.logs import configure_logging
 from backhaul_common.run import run_service
 from backhaul_common.telemetry import configure_telemetry
@@ -19,8 +21,11 @@ def main() -> int:
     config = load_config(Config, prog=_NAME)
     configure_logging(config.log_level, _NAME)
     structlog.get_logger(__name__).info("starting", settings=config.model_dump(mode="json"))
-    with configure_telemetry(_NAME):
-        return run_service(lambda stopping: run(config, stopping))
+    with (
+        configure_telemetry(_NAME),
+        configure_metrics(_NAME, gethostname(), wanted=bool(config.listen_metrics)) as measured,
+    ):
+        return run_service(lambda stopping: run(config, stopping, measured=measured))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from backhaul.registry.v1.registry_pb2_grpc import (
     add_IndexServiceServicer_to_server,
@@ -12,6 +14,7 @@ from backhaul.registry.v1.registry_pb2_grpc import (
 from backhaul_common.clock import SystemClock
 from backhaul_common.errors import BackhaulError, UnavailableError
 from backhaul_common.etcd import EtcdClient
+from backhaul_common.exposition import MetricsEndpoint
 from backhaul_common.grpc_server import GrpcServer
 from backhaul_common.tls import Identity, keep_current
 from backhaul_registry.availability import Availability
@@ -23,6 +26,7 @@ from backhaul_registry.hub import Hub
 from backhaul_registry.index_service import IndexService
 from backhaul_registry.keys import Keys
 from backhaul_registry.node_service import NodeService
+from backhaul_registry.observing import observe_etcd, observe_watches
 from backhaul_registry.records import Records
 from backhaul_registry.traced_etcd import TracedEtcd
 
@@ -38,11 +42,16 @@ SERVICE_NAMES = ("backhaul.registry.v1.IndexService", "backhaul.registry.v1.Node
 
 
 async def run(
-    config: Config, stopping: asyncio.Event, on_listening: Callable[[int], None] = lambda _port: None
+    config: Config,
+    stopping: asyncio.Event,
+    on_listening: Callable[[int], None] = lambda _port: None,
+    *,
+    measured: CollectorRegistry | None = None,
 ) -> None:
     """Serves until ``stopping`` is set.
 
-    Listens at once and says NOT_SERVING until etcd answers. ``on_listening`` is told the port.
+    Listens at once and says NOT_SERVING until etcd answers. ``on_listening`` is told the port. ``measured`` is what
+    `listen_metrics` shows.
     """
     clock = SystemClock()
     keys = Keys(config.cluster)
@@ -79,7 +88,12 @@ async def run(
 
         availability = Availability(client, keys.nodes, clock, (tell,))
         condition = Condition(client, clock, tell_full)
-        async with server, asyncio.TaskGroup() as tasks:
+        observe_etcd(availability, condition)
+        observe_watches(nodes, pointers)
+        async with AsyncExitStack() as entered, asyncio.TaskGroup() as tasks:
+            if measured is not None:
+                await entered.enter_async_context(MetricsEndpoint(config.listen_metrics, measured, tls=tls))
+            await entered.enter_async_context(server)
             _log.info("listening", address=config.listen, port=server.port, etcd=config.etcd_endpoints)
             on_listening(server.port)
             background = [tasks.create_task(part.run()) for part in (availability, condition, nodes, pointers)]

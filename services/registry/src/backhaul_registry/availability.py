@@ -37,6 +37,11 @@ class Availability:
         self._listeners = listeners
         self._available: bool | None = None
 
+    @property
+    def available(self) -> bool:
+        """Whether etcd answered the last time."""
+        return self._available is True
+
     async def run(self) -> None:
         """Probes for ever; ends when cancelled."""
         while True:

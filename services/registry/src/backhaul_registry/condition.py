@@ -35,8 +35,10 @@ class Condition:
         self._etcd = etcd
         self._clock = clock
         self._on_full = on_full
-        self._full = False
-        self._corrupt = False
+        self.full = False
+        """Whether it has raised the alarm NOSPACE."""
+        self.corrupt = False
+        """Whether it has raised the alarm CORRUPT."""
         self._warned_of = ""
 
     async def run(self) -> None:
@@ -52,12 +54,12 @@ class Condition:
         if status.version in _LOSSY_VERSIONS and status.version != self._warned_of:
             self._warned_of = status.version
             _log.warning("etcd version can lose data when it is killed under load", version=status.version)
-        if status.corrupt and not self._corrupt:
+        if status.corrupt and not self.corrupt:
             _log.error("etcd says that its members differ: replace the member that raised the alarm CORRUPT")
-        self._corrupt = status.corrupt
-        if status.full == self._full:
+        self.corrupt = status.corrupt
+        if status.full == self.full:
             return
-        self._full = status.full
+        self.full = status.full
         if status.full:
             _log.error("etcd is full: nothing is published until it is compacted, defragmented, and its alarm disarmed")
         else:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, model_validator
 
-from backhaul_common.addresses import Address, Addresses
+from backhaul_common.addresses import Address, Addresses, OptionalAddress
 from backhaul_common.config import Texts
 from backhaul_common.etcd import EtcdOptions
 from backhaul_common.tls import TlsFiles, TlsSettings
@@ -15,6 +15,9 @@ class Config(TlsSettings, env_prefix="BACKHAUL_REGISTRY_"):
 
     listen: Address = "127.0.0.1:7100"
     """Address of the gRPC server, host:port."""
+    listen_metrics: OptionalAddress = ""
+    """host:port on which Prometheus reads /metrics (see docs/metrics.md), over TLS where the services use it; empty:
+    nothing is counted."""
     etcd_endpoints: Addresses = ("127.0.0.1:2379",)
     """etcd's client addresses, host:port, comma-separated."""
     cluster: str = Field(default="default", pattern=r"^[A-Za-z0-9._:-]{1,128}$")

@@ -91,6 +91,8 @@ class Hub(Generic[T]):
         self._feed: Feed[T] = Feed(history_length)
         self._subscriptions: set[Subscription[T]] = set()
         self._waiting = 0
+        self.break_count = 0
+        """Watches and listings that failed so far."""
         self._listed = asyncio.Event()
         self._wanted = asyncio.Event()
         self._idle = asyncio.Event()
@@ -105,6 +107,16 @@ class Hub(Generic[T]):
     def following(self) -> bool:
         """Whether the prefix is followed now."""
         return self._listed.is_set()
+
+    @property
+    def watcher_count(self) -> int:
+        """Clients that watch."""
+        return len(self._subscriptions)
+
+    @property
+    def items(self) -> Mapping[str, T]:
+        """Everything there is, as far as it is followed."""
+        return self._feed.items
 
     async def run(self) -> None:
         """Follows for ever; ends when cancelled."""
@@ -162,7 +174,7 @@ class Hub(Generic[T]):
             async for item in news:
                 match item:
                     case Outage():
-                        continue
+                        self.break_count += 1
                     case Update():
                         self._take(item, afresh=first or item.reset)
                         first = False

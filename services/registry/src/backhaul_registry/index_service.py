@@ -11,7 +11,8 @@ from backhaul.registry.v1.registry_pb2_grpc import IndexServiceServicer
 from backhaul_common.attributes import POINTER_COUNT
 from backhaul_common.durations import duration
 from backhaul_common.errors import DeadlineExceededError, InvalidArgumentError
-from backhaul_registry import convert
+from backhaul_common.metering import Counter, Level
+from backhaul_registry import convert, instruments
 from backhaul_registry.core import rules
 from backhaul_registry.core.feed import Change
 from backhaul_registry.core.model import Pointer
@@ -46,12 +47,16 @@ class IndexService(IndexServiceServicer):
         self._hub = hub
         self._stopping = stopping
         self._ttl_s = ttl_s
+        self._lookups = Counter(instruments.LOOKUPS)
+        self._changes = Counter(instruments.POINTER_CHANGES)
+        self._publishers = Level(instruments.PUBLISHERS)
 
     async def FindBlockSets(self, request: pb.FindBlockSetsRequest, context: Context) -> pb.FindBlockSetsResponse:
         """Returns the pointers under the keys, within the caller's deadline."""
         rules.check_keys(request.scope, request.keys)
         pointers = await self._store.find(request.scope, request.keys, timeout_s=_budget_s(context))
         trace.get_current_span().set_attribute(POINTER_COUNT, len(pointers))
+        self._lookups.add(1, "found" if pointers else "nothing")
         return pb.FindBlockSetsResponse(pointers=map(convert.pointer_to_proto, pointers))
 
     async def PublishBlockSets(  # type: ignore[override]  # it writes; the stub only knows handlers that yield
@@ -115,7 +120,11 @@ class IndexService(IndexServiceServicer):
         ttl_s = await stream.open()
         opened = pb.PublishBlockSetsResponse.Opened(ttl=duration(ttl_s))
         await context.write(pb.PublishBlockSetsResponse(opened=opened))
-        await run_until_first(self._take_batches(stream, requests, context), stream.keep_leases())
+        self._publishers.add(1)
+        try:
+            await run_until_first(self._take_batches(stream, requests, context), stream.keep_leases())
+        finally:
+            self._publishers.add(-1)
         # gRPC ends the iteration for a client that vanished too; the cancellation that tells it apart may come later.
         await asyncio.sleep(_CANCELLATION_S)
         if not context.cancelled():
@@ -131,6 +140,8 @@ class IndexService(IndexServiceServicer):
             upserts = tuple(map(convert.pointer_from_proto, batch.upserts))
             removals = tuple(map(convert.pointer_id_from_proto, batch.removals))
             await stream.take(batch.nonce, upserts, removals)
+            self._changes.add(len(upserts), "written")
+            self._changes.add(len(removals), "removed")
             acknowledged = pb.PublishBlockSetsResponse.Acknowledged(nonce=batch.nonce)
             await context.write(pb.PublishBlockSetsResponse(acknowledged=acknowledged))
 

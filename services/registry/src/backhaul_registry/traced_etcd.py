@@ -1,5 +1,6 @@
-"""Spans around etcd calls that belong to a request; background calls make none."""
+"""Spans around etcd calls that belong to a request, background calls make none; and how long all of them take."""
 
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -8,6 +9,7 @@ from opentelemetry.trace import Span, SpanKind
 
 from backhaul_common.attributes import DB_SYSTEM, ETCD_KEY_COUNT, ETCD_REVISION
 from backhaul_common.etcd import Compare, EtcdClient, Get, Lease, Listing, Op, TxnResult, WatchBatch
+from backhaul_registry.observing import EtcdCalls
 
 
 class TracedEtcd:
@@ -16,6 +18,7 @@ class TracedEtcd:
     def __init__(self, etcd: EtcdClient) -> None:
         self._etcd = etcd
         self._tracer = trace.get_tracer("backhaul_registry.etcd")
+        self._measured = EtcdCalls(time.perf_counter)
 
     async def txn(
         self,
@@ -67,6 +70,11 @@ class TracedEtcd:
 
     @contextmanager
     def _span(self, name: str) -> Iterator[Span]:
+        with self._measured.measured(name.removeprefix("etcd.")), self._traced(name) as span:
+            yield span
+
+    @contextmanager
+    def _traced(self, name: str) -> Iterator[Span]:
         if not trace.get_current_span().get_span_context().is_valid:
             yield trace.INVALID_SPAN
             return

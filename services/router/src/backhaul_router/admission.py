@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 import structlog
-from opentelemetry import metrics
 
 from backhaul_common.clock import Clock
+from backhaul_common.metering import Counter, Histogram, observe
+from backhaul_router import instruments
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.queueing import Refusal, State, TenantLimits, Ticket, TurnQueue
 
@@ -42,16 +43,11 @@ class Admission:
         self._ending_count = 0
         self._held_bytes = 0
         self._logged_s = -math.inf
-        meter = metrics.get_meter("backhaul_router")
-        self._running = meter.create_up_down_counter("backhaul.router.running_turns", description="Turns that run")
-        self._queued = meter.create_up_down_counter("backhaul.router.queued_turns", description="Turns that wait")
-        self._waits = meter.create_histogram(
-            "backhaul.router.queue_wait", unit="s", description="Time that turns waited, by what came of it"
-        )
-        self._held = meter.create_up_down_counter(
-            "backhaul.router.held_bodies", unit="By", description="Request bodies held by turns"
-        )
-        self._refusals = meter.create_counter("backhaul.router.refusals", description="Requests refused by limit")
+        observe(instruments.RUNNING_TURNS, lambda: {(): self.turn_count})
+        observe(instruments.QUEUED_TURNS, lambda: {(): self.queued_count})
+        observe(instruments.HELD_BODIES, lambda: {(): self.held_bytes})
+        self._waits = Histogram(instruments.QUEUE_WAIT)
+        self._refusals = Counter(instruments.REFUSALS)
 
     @property
     def turn_count(self) -> int:
@@ -82,8 +78,7 @@ class Admission:
             try:
                 if ticket.state is State.WAITING:
                     await self._wait(ticket, left_s)
-                with _counted(self._running):
-                    yield held
+                yield held
             finally:
                 self._wake(self._turns.leave(ticket, now=self._clock.monotonic()))
         finally:
@@ -128,11 +123,9 @@ class Admission:
         if self._held_bytes + byte_count > limit:
             raise self._too_much("too_many_bytes", f"request bodies of {limit} bytes are held by this router", limit)
         self._held_bytes += byte_count
-        self._held.add(byte_count)
 
     def _let_go(self, byte_count: int) -> None:
         self._held_bytes -= byte_count
-        self._held.add(-byte_count)
 
     def _enter(self, tenant: str, left_s: float) -> Ticket:
         now = self._clock.monotonic()
@@ -147,12 +140,11 @@ class Admission:
         began, result = self._clock.monotonic(), "left"
         self._woken[ticket] = asyncio.get_running_loop().create_future()
         try:
-            with _counted(self._queued):
-                await self._woken_within(self._woken[ticket], min(left_s, self._queue_timeout_s))
+            await self._woken_within(self._woken[ticket], min(left_s, self._queue_timeout_s))
             result = "late" if ticket.state is State.WAITING else ticket.state.value
         finally:
             del self._woken[ticket]
-            self._waits.record(self._clock.monotonic() - began, {"result": result})
+            self._waits.record(self._clock.monotonic() - began, result)
         if ticket.state is State.WAITING:
             late = Refusal.DEADLINE_PASSED if left_s <= self._queue_timeout_s else Refusal.QUEUE_TIMEOUT
             raise self._refused(late, self._turns.wait_s(ticket.tenant))
@@ -194,7 +186,7 @@ class Admission:
         return self._refusal(429, code, f"{what}, which is its limit", limit)
 
     def _refusal(self, status: int, code: str, what: str, limit: int, retry_s: float | None = None) -> ApiError:
-        self._refusals.add(1, {"reason": code})
+        self._refusals.add(1, code)
         now = self._clock.monotonic()
         if now - self._logged_s >= _LOG_EVERY_S:
             # Refusals come in thousands, and say all the same.
@@ -216,12 +208,3 @@ class Held:
         """Holds more bytes. Raises ApiError (429)."""
         self._admission.hold(byte_count)
         self.byte_count += byte_count
-
-
-@contextmanager
-def _counted(counter: metrics.UpDownCounter) -> Iterator[None]:
-    counter.add(1)
-    try:
-        yield
-    finally:
-        counter.add(-1)

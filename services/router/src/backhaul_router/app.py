@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from backhaul_common.clock import SystemClock
+from backhaul_common.exposition import MetricsEndpoint
 from backhaul_common.grpc_client import open_channel
 from backhaul_common.grpc_server import GrpcServer
 from backhaul_common.tls import CallerContext, keep_current
@@ -70,10 +72,10 @@ class Running:
     admission: Admission
 
 
-async def serve(config: Config, stopping: asyncio.Event) -> None:
+async def serve(config: Config, stopping: asyncio.Event, measured: CollectorRegistry | None = None) -> None:
     """Runs the router until ``stopping`` is set, then lets clients go elsewhere and finishes running turns."""
     config = _affordable(config)
-    async with running(config) as router:
+    async with running(config, measured) as router:
         settings = config.model_dump(mode="json")
         _log.info("router started", http_port=router.http_port, grpc_port=router.grpc_port, settings=settings)
         await stopping.wait()
@@ -96,8 +98,10 @@ def _affordable(config: Config) -> Config:
 
 
 @asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Running]:
+async def running(config: Config, measured: CollectorRegistry | None = None) -> AsyncIterator[Running]:
     """Starts a router; leaving stops it, in good order unless by an error.
+
+    ``measured`` is what `listen_metrics` shows.
 
     Raises InvalidArgumentError for files that cannot be used, UnavailableError for addresses that cannot be bound.
     """
@@ -109,15 +113,16 @@ async def running(config: Config) -> AsyncIterator[Running]:
     engine_tls = configured.identity("engines", config.engine_files)
     to_registries = partial(open_channel, tls=tls, name=config.tls_registry_name)
     to_agents = partial(open_channel, tls=tls, name=config.tls_agent_name)
-    table, fresh, observer = NodeTable(), FreshKeys(clock.monotonic), TurnObserver(clock)
+    table, fresh = NodeTable(), FreshKeys(clock.monotonic)
+    observer = TurnObserver(clock, serves=table.serves)
     routing = assemble(
         table=table,
         monotonic=clock.monotonic,
         rng=random.Random(),
         settings=configured.routing_settings(config),
         policy=configured.route_policy(config),
+        on_eject=observer.ejected,
     )
-    observe_nodes(routing.live.breakers)
     readiness, changed = Readiness(table), asyncio.Event()
     departures = Departures(table, clock, patience_s=config.gone_timeout_s)
     async with (
@@ -132,6 +137,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             tls=CallerContext(engine_tls) if engine_tls else None,
         ) as engines,
     ):
+        observe_nodes(routing.live.breakers, table, lambda: registry.follows)
         tokens = PromptTokens(engines, clock)
         second_chances = SecondChances(
             owner=owner,
@@ -249,6 +255,8 @@ async def running(config: Config) -> AsyncIterator[Running]:
         if not await registry.listed(within_s=_FIRST_LIST_S):
             _log.warning("no list of nodes yet", registry=config.registry, what_to_do="see that a registry runs there")
         async with planned, http, AsyncExitStack() as entered, asyncio.TaskGroup() as tasks:
+            if measured is not None:
+                await entered.enter_async_context(MetricsEndpoint(config.listen_metrics, measured, tls=tls))
             for server in servers:
                 await entered.enter_async_context(server)
             background: tuple[asyncio.Task[None], ...] = (

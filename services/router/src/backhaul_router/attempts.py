@@ -74,7 +74,8 @@ class Attempts:
         if failure is None:
             self._went_well(turn, handed)
         else:
-            self._live.breakers.failed(handed.plan.decode.node, failure)
+            with turn.trace.current():
+                self._live.breakers.failed(handed.plan.decode.node, failure)
 
     # Prefill
 
@@ -127,7 +128,7 @@ class Attempts:
             params = None
         elif turn.warm and verdict is not None:
             if not verdict.spent:
-                self._legs.give_back(turn.warm.grant)
+                self._legs.give_back(turn, turn.warm.grant)
             if verdict.refused:
                 turn.outcome.cold(misses.handle_refused(verdict.refused))
             elif not verdict.read:
@@ -232,7 +233,8 @@ class Attempts:
 
     def _note(self, turn: Turn, node: Node, failure: Failure) -> None:
         turn.tried.add(node.node_id)
-        self._live.breakers.failed(node, failure)
+        with turn.trace.current():
+            self._live.breakers.failed(node, failure)
 
     def _go_cold(self, turn: Turn, miss: str) -> None:
         self._legs.clean_up(turn)

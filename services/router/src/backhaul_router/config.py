@@ -30,6 +30,9 @@ class Config(EngineTlsSettings, env_prefix="BACKHAUL_ROUTER_"):
     """host:port of the endpoint picker for Envoy (see docs/envoy.md); empty: none"""
     listen_gateway: OptionalAddress = ""
     """host:port for gateways that move the bytes of turns themselves (see docs/grpc.md), and no others; empty: none"""
+    listen_metrics: OptionalAddress = ""
+    """host:port on which Prometheus reads /metrics (see docs/metrics.md), over TLS where the services use it; empty:
+    nothing is counted"""
     registry: Addresses
     """host:port of each registry replica, comma-separated"""
     tls_agent_name: str = ""

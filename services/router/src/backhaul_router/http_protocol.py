@@ -11,8 +11,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web, web_protocol
 from aiohttp.http_exceptions import LineTooLong, PayloadEncodingError
-from opentelemetry import metrics
 
+from backhaul_common.metering import Counter
+from backhaul_router import instruments
 from backhaul_router.core.errors import ApiError
 
 
@@ -253,9 +254,7 @@ class ApiServer(web.Server):
         self._limits = limits
         self._own_loop = asyncio.get_running_loop()
         self._goodbyes: dict[asyncio.Transport, None] = {}
-        self._drops = metrics.get_meter("backhaul_router").create_counter(
-            "backhaul.router.dropped_connections", description="Connections ended by a limit"
-        )
+        self._drops = Counter(instruments.DROPPED_CONNECTIONS)
 
     def __call__(self) -> web.RequestHandler:
         """Makes the protocol of a new connection."""
@@ -273,7 +272,7 @@ class ApiServer(web.Server):
 
     def count_drop(self, reason: str) -> None:
         """Counts a connection that is ended by a limit."""
-        self._drops.add(1, {"reason": reason})
+        self._drops.add(1, reason)
 
     def say_goodbye(self, transport: asyncio.Transport, error: ApiError) -> None:
         """Sends an error and closes a moment later: a client that is still sending would fail before it reads why."""

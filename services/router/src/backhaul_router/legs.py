@@ -64,9 +64,10 @@ class Legs:
             self._release(*turn.untold)
             turn.untold = None
 
-    def give_back(self, grant: Grant) -> None:
+    def give_back(self, turn: Turn, grant: Grant) -> None:
         """Gives back what nothing has read."""
-        self._owner.give_back(grant.source)
+        with turn.trace.current():
+            self._owner.give_back(grant.source)
 
     def _release(self, node: Node, hand: HandOff) -> None:
         if hand.name is not None:

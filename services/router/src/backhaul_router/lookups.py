@@ -1,7 +1,8 @@
 """Finds and claims the block set of the turn before, within a budget. Whatever goes wrong is a miss with a reason."""
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,8 @@ from backhaul_common.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
+from backhaul_common.metering import Counter, Histogram
+from backhaul_router import instruments
 from backhaul_router.core import misses
 from backhaul_router.core.body import TurnBody
 from backhaul_router.core.candidates import Pointer, distinct, longest_match
@@ -101,6 +104,9 @@ class Lookups:
         self._fresh = fresh
         self._clock = clock
         self._budget_s = budget_s
+        self._lookups = Histogram(instruments.LOOKUP_DURATION)
+        self._claims = Counter(instruments.CLAIMS)
+        self._claiming = Histogram(instruments.CLAIM_DURATION)
 
     async def find(
         self, body: TurnBody, *, scope: str, keys: TurnKeys, headers: Mapping[str, str], trace: TurnTrace
@@ -108,12 +114,13 @@ class Lookups:
         """Returns what a turn can reuse. ``headers`` go to an engine that is asked for the prompt's tokens."""
         deadline = self._clock.monotonic() + self._budget_s
         try:
-            with trace.step("lookup"):
+            with trace.step("lookup"), self._timed(self._lookups):
                 pointers = await self._find(scope, keys, deadline)
         except DeadlineExceededError:
             return Found(misses.LOOKUP_TIMEOUT)
         except BackhaulError as error:
-            _log.debug("lookup failed", reason=error.reason)
+            with trace.current():
+                _log.debug("lookup failed", reason=error.reason)
             return Found(misses.REGISTRY_UNAVAILABLE)
         cached = tuple(pointer for pointer in distinct(pointers) if pointer.cached)
         retained = [pointer for pointer in distinct(pointers) if not pointer.cached]
@@ -181,6 +188,12 @@ class Lookups:
 
     async def claim(self, found: Found, prefill: Target, *, scope: str, trace: TurnTrace) -> Grant | str:
         """Claims what was found for a prefill engine; returns the grant, or the reason why there is none."""
+        outcome = await self._claim(found, prefill, scope=scope, trace=trace)
+        result = outcome.removeprefix(misses.CLAIM) if isinstance(outcome, str) else instruments.GRANTED
+        self._claims.add(1, result)
+        return outcome
+
+    async def _claim(self, found: Found, prefill: Target, *, scope: str, trace: TurnTrace) -> Grant | str:
         assert found.pointer is not None
         assert found.holder is not None
         left = found.deadline - self._clock.monotonic()
@@ -195,7 +208,7 @@ class Lookups:
             weights_digest=prefill.weights_digest,
         )
         try:
-            with trace.step("claim"):
+            with trace.step("claim"), self._timed(self._claiming):
                 grant = await self._owner.claim(claim, timeout_s=left)
         except DeadlineExceededError:
             return misses.LOOKUP_TIMEOUT
@@ -204,9 +217,18 @@ class Lookups:
         except BackhaulError:
             return misses.OWNER_UNAVAILABLE
         if not is_object(grant.handle):
-            self._owner.give_back(grant.source)
+            with trace.current():
+                self._owner.give_back(grant.source)
             return misses.claim_refused("bad_handle")
         return grant
+
+    @contextmanager
+    def _timed(self, histogram: Histogram) -> Iterator[None]:
+        began = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            histogram.record(self._clock.monotonic() - began)
 
 
 def _same_set(one: Pointer, other: Pointer) -> bool:

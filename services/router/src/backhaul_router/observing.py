@@ -1,11 +1,11 @@
 """Spans, metrics and the log line of each turn. No prompts, completions, keys or client ids in any of them."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
-from opentelemetry import metrics, trace
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -21,16 +21,17 @@ from backhaul_common.attributes import (
     SOURCE_NODE_ID,
 )
 from backhaul_common.clock import Clock
+from backhaul_common.metering import OTHER, Counter, Histogram, Values, observe
+from backhaul_router import instruments
 from backhaul_router.core.body import Endpoint
+from backhaul_router.core.engines import Failure
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.health.breakers import Breakers, BreakerState
-from backhaul_router.core.nodes import Node
+from backhaul_router.core.nodes import Node, NodeTable
 from backhaul_router.core.turn import Outcome
 
 _log = structlog.get_logger(__name__)
 _propagator = TraceContextTextMapPropagator()
-
-_ERROR_BOUNDS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 _OPERATIONS = {
     Endpoint.CHAT: "chat",
@@ -71,6 +72,12 @@ class TurnTrace:
             yield headers
 
     @contextmanager
+    def current(self) -> Iterator[None]:
+        """What is logged and called inside belongs to the turn; no yields of generators inside."""
+        with trace.use_span(self.span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+            yield
+
+    @contextmanager
     def step(self, name: str) -> Iterator[Span]:
         """Spans a step whose gRPC calls become its children; no yields of generators inside."""
         span = self._tracer.start_span(name, self._context)
@@ -99,31 +106,23 @@ def _ended(span: Span) -> Iterator[None]:
 class TurnObserver:
     """Opens a trace for each turn, and counts and logs what became of it."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, serves: Callable[[str], bool]) -> None:
+        """``serves`` tells whether a node serves a model: no other is named in metrics."""
         self._clock = clock
+        self._serves = serves
         self._tracer = trace.get_tracer("backhaul_router")
-        meter = metrics.get_meter("backhaul_router")
-        self._turns = meter.create_counter("backhaul.router.turns", description="Turns by route and result")
-        self._misses = meter.create_counter("backhaul.router.misses", description="Cold turns by reason")
-        self._tokens = meter.create_counter("backhaul.router.prompt_tokens", description="Prompt tokens by source")
-        self._fallbacks = meter.create_counter("backhaul.router.fallbacks", description="Prompts computed by decode")
-        self._bare = meter.create_counter("backhaul.router.missing_handoffs", description="Two legs, no hand-off")
-        self._apart = meter.create_counter("backhaul.router.pairs_apart", description="Pairs that could not exchange")
-        self._hand_offs = meter.create_histogram(
-            "backhaul.router.handoff", unit="s", description="Prefill's answer to decode's request"
-        )
-        self._errors = meter.create_histogram(
-            "backhaul.router.estimate_error",
-            unit="1",
-            description="Time to first byte of streams over what was estimated when the route was chosen",
-            explicit_bucket_boundaries_advisory=_ERROR_BOUNDS,
-        )
-        self._broken = meter.create_counter(
-            "backhaul.router.broken_off", description="Answers behind a gateway that engines broke off"
-        )
-        self._ttft = meter.create_histogram(
-            "backhaul.router.ttft", unit="s", description="Time to first byte of streams by route"
-        )
+        self._turns = Counter(instruments.TURNS)
+        self._durations = Histogram(instruments.TURN_DURATION)
+        self._misses = Counter(instruments.MISSES)
+        self._tokens = Counter(instruments.PROMPT_TOKENS)
+        self._fallbacks = Counter(instruments.FALLBACKS)
+        self._bare = Counter(instruments.MISSING_HAND_OFFS)
+        self._apart = Counter(instruments.PAIRS_APART)
+        self._hand_offs = Histogram(instruments.HAND_OFF)
+        self._errors = Histogram(instruments.ESTIMATE_ERROR)
+        self._broken = Counter(instruments.BROKEN_OFF)
+        self._ttft = Histogram(instruments.TTFT)
+        self._ejections = Counter(instruments.EJECTIONS)
 
     @contextmanager
     def turn(self, endpoint: Endpoint, model: str, outcome: Outcome, parent: Context | None) -> Iterator[TurnTrace]:
@@ -147,8 +146,8 @@ class TurnObserver:
             result = "failed"
             raise
         finally:
-            self._count(outcome, result)
-            with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+            self._count(outcome, result, model, turn.elapsed_s)
+            with turn.current():
                 _log_turn(operation, outcome, result)
 
     @contextmanager
@@ -174,42 +173,52 @@ class TurnObserver:
         names = {NODE_ID: reader.node_id, SOURCE_NODE_ID: source.node_id}
         turn.span.add_event("pair set apart", names)
         self._apart.add(1)
-        _log.warning("pair set apart", reader=reader.node_id, source=source.node_id, seconds=seconds)
+        with turn.current():
+            _log.warning("pair set apart", reader=reader.node_id, source=source.node_id, seconds=seconds)
+
+    def ejected(self, node: Node, failure: Failure) -> None:
+        """A node is used only when there is no other, after this failure."""
+        self._ejections.add(1, failure.value)
+        _log.warning("node ejected", node_id=node.node_id, failure=failure.value)
 
     def began(self, route: str, ttft_s: float, estimate_s: float | None) -> None:
         """The first byte of a stream is there; both times count from the client's request."""
-        self._ttft.record(ttft_s, {"route": route})
+        self._ttft.record(ttft_s, route)
         if estimate_s:
-            self._errors.record(ttft_s / estimate_s, {"route": route})
+            self._errors.record(ttft_s / estimate_s, route)
 
     def broken_off(self, node_id: str) -> None:
         """An engine broke off an answer of which no router saw the end."""
         self._broken.add(1)
         _log.warning("an engine broke off an answer", node_id=node_id)
 
-    def _count(self, outcome: Outcome, result: str) -> None:
+    def _count(self, outcome: Outcome, result: str, model: str, elapsed_s: float) -> None:
         route = outcome.route.value
-        self._turns.add(1, {"route": route, "result": result})
+        self._turns.add(1, route, result, model if self._serves(model) else OTHER)
+        self._durations.record(elapsed_s, route)
         if outcome.miss:
-            self._misses.add(1, {"reason": outcome.miss})
+            self._misses.add(1, outcome.miss)
         if outcome.fallback:
             self._fallbacks.add(1)
         if outcome.ttft_s is not None:
             self.began(route, outcome.ttft_s, None if outcome.repeated else outcome.estimate_s)
         for source, count in _sources(outcome).items():
-            self._tokens.add(count, {"source": source})
+            self._tokens.add(count, source)
 
 
-def observe_nodes(breakers: Breakers) -> None:
-    """Has the nodes counted by how they are used, whenever metrics are read."""
+def observe_nodes(breakers: Breakers, table: NodeTable, follows: Callable[[], bool]) -> None:
+    """Has the nodes counted by how they are used, whenever metrics are read.
 
-    def observations(_: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
+    ``follows`` tells whether they are as a registry has them now.
+    """
+
+    def states() -> Values:
         counts = breakers.states()
-        return (metrics.Observation(counts[state], {"state": state.value}) for state in BreakerState)
+        return {(state.value,): counts[state] for state in BreakerState}
 
-    metrics.get_meter("backhaul_router").create_observable_gauge(
-        "backhaul.router.nodes", [observations], description="Nodes by how they are used"
-    )
+    observe(instruments.NODES, states)
+    observe(instruments.ORPHANS, lambda: {(): len(table.orphans)})
+    observe(instruments.REGISTRY_WATCH, lambda: {(): follows()})
 
 
 @contextmanager

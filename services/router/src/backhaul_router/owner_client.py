@@ -109,12 +109,12 @@ class OwnerClient:
             self.release(source)
             return
         request = agent_pb2.ReturnBlockSetRequest(request_id=source.request_id)
-        self._tell("claim not returned", lambda: self._stub(source.address).ReturnBlockSet(request, timeout=_TELL_S))
+        self._tell("claim return", lambda: self._stub(source.address).ReturnBlockSet(request, timeout=_TELL_S))
 
     def release(self, kept: KeptBlocks) -> None:
         """Has a hand-off freed in the background; what does not get through is freed when its lease ends."""
         request = agent_pb2.ReleaseHandOffRequest(engine_id=kept.engine_id, hand_off_id=kept.hand_off_id)
-        self._tell("hand-off not released", lambda: self._stub(kept.address).ReleaseHandOff(request, timeout=_TELL_S))
+        self._tell("hand-off release", lambda: self._stub(kept.address).ReleaseHandOff(request, timeout=_TELL_S))
 
     async def release_sets(
         self, address: str, set_ids: Sequence[str], *, timeout_s: float, scope: str = "", keys: Sequence[str] = ()
@@ -139,27 +139,27 @@ class OwnerClient:
         """Returns the addresses with an open channel."""
         return frozenset(self._channels)
 
-    def _tell(self, failed: str, call: Callable[[], Awaitable[object]]) -> None:
+    def _tell(self, what: str, call: Callable[[], Awaitable[object]]) -> None:
         if len(self._tellings) >= MAX_TELLINGS:
-            _log.warning(failed, reason="too many under way")
+            _log.warning("an agent was not told", what=what, reason="too many under way")
             return
-        task = self._tasks.create_task(self._repeat(failed, call))
+        task = self._tasks.create_task(self._repeat(what, call))
         self._tellings.add(task)
         task.add_done_callback(self._tellings.discard)
 
-    async def _repeat(self, failed: str, call: Callable[[], Awaitable[object]]) -> None:
+    async def _repeat(self, what: str, call: Callable[[], Awaitable[object]]) -> None:
         for pause in (*_PAUSES_S, None):
             try:
                 await call()
             except grpc.aio.AioRpcError as error:
                 failure: BackhaulError = to_error(error)
             except Exception as error:  # noqa: BLE001  # the task border: claims and hand-offs end by themselves
-                _log.error("an agent could not be told, unexpectedly", exc_info=error)
+                _log.error("an agent could not be told, unexpectedly", what=what, exc_info=error)
                 return
             else:
                 return
             if pause is None or isinstance(failure, _CERTAIN):
-                _log.info(failed, reason=failure.reason)
+                _log.info("an agent was not told", what=what, reason=failure.reason)
                 return
             await self._clock.sleep(pause)
 

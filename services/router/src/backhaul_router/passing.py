@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
-from opentelemetry import metrics
 
+from backhaul_common.metering import Counter
+from backhaul_router import instruments
 from backhaul_router.answers import passed_on, whole_answer
 from backhaul_router.core import responses
 from backhaul_router.core.engines import EngineError, Reply
@@ -56,8 +57,7 @@ class Passing:
         self._planner = planner
         self._live = live
         self._scopes = scopes
-        meter = metrics.get_meter("backhaul_router")
-        self._passed = meter.create_counter("backhaul.router.passed", description="Requests passed on, by path")
+        self._passed = Counter(instruments.PASSED_ON)
 
     async def ask(self, path: str, data: bytes, *, tenant: str, headers: Mapping[str, str]) -> PassedAnswer:
         """Passes a request on to an engine that does least. ``headers`` go to it. Raises ApiError."""
@@ -66,7 +66,7 @@ class Passing:
             check_media(body.fields)
         target = self._target(body.model)
         sent = body.for_engine(self._scopes.salt(tenant, body.client_salt))
-        self._passed.add(1, {"path": path})
+        self._passed.add(1, path)
         reply = await self._asked("POST", target, path, sent, {**headers, **target.headers})
         if reply.status == 404 and not _explained(reply.body):
             # What FastAPI says of a path that it does not know.
@@ -80,7 +80,7 @@ class Passing:
             raise responses.not_kept()
         if not node.usable:
             raise ApiError(503, "the engine that keeps the response does not answer now", headers=_RETRY)
-        self._passed.add(1, {"path": "/v1/responses/{id}"})
+        self._passed.add(1, "/v1/responses/{id}")
         # The id is one of ours: nothing in it needs to be quoted.
         reply = await self._asked("GET", Target(node), f"/v1/responses/{response_id}", None, headers)
         if reply.status == 404:

@@ -14,6 +14,8 @@ from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
 from backhaul_common.clock import Clock
 from backhaul_common.errors import BackhaulError, DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from backhaul_common.grpc_client import Connect, open_channel, to_error
+from backhaul_common.metering import Counter
+from backhaul_router import instruments
 from backhaul_router.convert import node_from, pointer_from
 from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.nodes import Node, NodeTable
@@ -63,6 +65,7 @@ class RegistryClient:
         self._unusable: frozenset[str] = frozenset()
         self._listed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
+        self._breaks = Counter(instruments.REGISTRY_BREAKS)
 
     async def __aenter__(self) -> Self:
         """Opens a channel to each replica; connects in the background."""
@@ -78,6 +81,11 @@ class RegistryClient:
             await asyncio.wait([self._watching])
         for channel in self._channels:
             await channel.close()
+
+    @property
+    def follows(self) -> bool:
+        """Whether the nodes are as a registry has them now, as far as is known."""
+        return self._listed.is_set() and not self._broken
 
     async def listed(self, *, within_s: float) -> bool:
         """Waits for the first list of nodes; tells whether it came within ``within_s`` seconds."""
@@ -127,8 +135,11 @@ class RegistryClient:
                 if not self._broken:
                     _log.warning("node watch broken", registry=self._addresses[index], error=str(error) or "silence")
                 self._broken = True
+                self._breaks.add(1)
             except Exception as error:  # noqa: BLE001  # the task border: one bad message must not end the watch
                 self._revision = 0
+                self._broken = True
+                self._breaks.add(1)
                 _log.error("node watch failed unexpectedly", exc_info=error)
             if self._revision != seen:
                 pause = _FIRST_PAUSE_S

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from backhaul_common.clock import Clock
 from backhaul_common.errors import BackhaulError, DeadlineExceededError
+from backhaul_common.metering import Counter
+from backhaul_router import instruments
 from backhaul_router.core import misses
 from backhaul_router.core.body import TurnBody
 from backhaul_router.core.candidates import Pointer, likeliest_first
@@ -71,6 +73,7 @@ class SecondChances:
         self._clock = clock
         self._budget_s = budget_s
         self._keep_constraints = tuple(keep_constraints)
+        self._counted = Counter(instruments.SECOND_CHANCES)
 
     async def harvest_for(
         self,
@@ -97,6 +100,7 @@ class SecondChances:
         with trace.step("second chance"):
             tokens = await self._tokens.of(body, next(iter(able.values())).reader.node, headers, deadline)
             if not tokens or not 0 <= min(tokens) <= max(tokens) <= _MOST_TOKEN:
+                self._counted.add(1, misses.NO_TOKENS)
                 return misses.NO_TOKENS
             for pointer in likeliest_first([*able], tokens)[:_TRIES]:
                 way = able[pointer]
@@ -112,7 +116,9 @@ class SecondChances:
                 )
                 found = await self._harvest(harvest, way, deadline)
                 if not isinstance(found, str):
+                    self._counted.add(1, instruments.GRANTED)
                     return found
+                self._counted.add(1, found.removeprefix(misses.HARVEST))
                 miss = found
         return miss
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
-from opentelemetry import metrics
 
 from backhaul_common.errors import ResourceExhaustedError
+from backhaul_common.metering import Counter
 from backhaul_common.status import to_status
+from backhaul_router import instruments
 
 
 class SlowReaders:
@@ -22,9 +23,7 @@ class SlowReaders:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._ending: set[asyncio.Task[None]] = set()
-        self._drops = metrics.get_meter("backhaul_router").create_counter(
-            "backhaul.router.dropped_calls", description="gRPC calls ended because their client did not read"
-        )
+        self._drops = Counter(instruments.DROPPED_CALLS)
 
     @contextlib.contextmanager
     def watched(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Iterator[None]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import structlog
 
 from backhaul_common.clock import Clock
+from backhaul_common.metering import Counter
+from backhaul_router import instruments
 from backhaul_router.core.queueing import TenantLimits
 from backhaul_router.core.tenants import Tenants, parse_tenants
 from backhaul_router.jwt_tokens import JwtTokens
@@ -24,6 +26,7 @@ class TenantsFile:
     def __init__(self, path: str) -> None:
         """Reads it. Raises ValueError, which names the file and what is wrong with it."""
         self._path = Path(path)
+        self._reads = Counter(instruments.TENANT_READS)
         self._seen: dict[Path, bytes | str] = {}
         """What was last read, or why it could not be."""
         self._tenants = self._load()
@@ -60,8 +63,10 @@ class TenantsFile:
                 return False
             self._tenants = await asyncio.to_thread(self._load)
         except Exception as error:  # noqa: BLE001  # the task border: whatever is in a file, the router goes on
+            self._reads.add(1, "refused")
             _log.error("tenants file cannot be used, tenants stay as they are", error=str(error))
             return False
+        self._reads.add(1, "taken")
         _log.info("tenants read anew", tenants=len(self.limits), keys=len(self._tenants.keys))
         return True
 

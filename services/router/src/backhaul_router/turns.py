@@ -98,10 +98,12 @@ class Turns:
                     try:
                         yield answer
                     except EngineError as error:
-                        self._live.breakers.failed(delivery.target.node, error.failure)
+                        with trace.current():
+                            self._live.breakers.failed(delivery.target.node, error.failure)
                         raise
                 if outcome.result == "broken":
-                    self._live.breakers.failed(delivery.target.node, Failure.DISCONNECTED)
+                    with trace.current():
+                        self._live.breakers.failed(delivery.target.node, Failure.DISCONNECTED)
 
     @asynccontextmanager
     async def forward(self, request: TurnRequest) -> AsyncIterator[Forwarded]:
@@ -164,7 +166,8 @@ class Turns:
             try:
                 yield turn
             finally:
-                self._legs.clean_up(turn)
+                with trace.current():
+                    self._legs.clean_up(turn)
 
     def _begin(self, request: TurnRequest, body: TurnBody, outcome: Outcome, trace: TurnTrace) -> Turn:
         tenant = request.tenant

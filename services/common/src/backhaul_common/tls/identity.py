@@ -1,15 +1,16 @@
 """What a service shows of itself over TLS, and whom it trusts, as the files say it now."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import structlog
-from opentelemetry import metrics
 
 from backhaul_common.clock import Clock
 from backhaul_common.errors import InvalidArgumentError
+from backhaul_common.instruments import TLS_REMAINING
+from backhaul_common.metering import Values, observe
 from backhaul_common.tls.files import Material, TlsFiles, read_material, time_of_day
 
 _log = structlog.get_logger(__name__)
@@ -69,8 +70,11 @@ class Identity:
         if left is None or left > WARN_FROM or left.days == self._warned_days:
             return
         self._warned_days = left.days
-        what = "certificate or CA ends soon" if left > timedelta() else "certificate or CA has expired: peers refuse it"
-        _log.warning(what, name=self.name, expires=_text(self.material), what_to_do="put new files in place of the old")
+        fields = {"name": self.name, "expires": _text(self.material), "what_to_do": "put new files in place of the old"}
+        if left > timedelta():
+            _log.warning("certificate or CA ends soon", **fields)
+        else:
+            _log.warning("certificate or CA has expired: peers refuse it", **fields)
 
     def _state(self) -> list[tuple[int, ...]]:
         """Returns what changes when a file is written, gets other rights, or gives way to another."""
@@ -91,14 +95,11 @@ async def keep_current(*parts: Identity | None, clock: Clock) -> None:
 def observe_remaining(identities: Sequence[Identity]) -> None:
     """Has it measured, whenever metrics are read, how long each can be used."""
 
-    def observations(_: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
-        for identity in identities:
-            if (left := identity.left()) is not None:
-                yield metrics.Observation(left.total_seconds(), {"name": identity.name})
+    def remaining() -> Values:
+        lefts = ((identity.name, identity.left()) for identity in identities)
+        return {(name,): left.total_seconds() for name, left in lefts if left is not None}
 
-    metrics.get_meter("backhaul_common").create_observable_gauge(
-        "backhaul.tls.remaining", [observations], unit="s", description="Until a certificate or its CA expires"
-    )
+    observe(TLS_REMAINING, remaining)
 
 
 def _text(material: Material) -> str | None:

@@ -164,12 +164,15 @@ class NixlConnector(StockNixlConnector):
         return failed | self._worker.fence.take_late_blocks() if self._worker is not None else failed
 
     def build_connector_worker_meta(self) -> LeaseSnapshot | None:
-        """Sends deadlines that heartbeats moved to the scheduler side."""
+        """Sends deadlines that heartbeats moved, and how many leases there are, to the scheduler side."""
         if self._worker is None:
             return None
         leases = getattr(self.connector_worker, "_reqs_to_send", None)
         moved = self._worker.leases.changed(leases, time.perf_counter())
-        return LeaseSnapshot({self.connector_worker.tp_rank: moved}) if moved else None
+        count, rank = self._worker.leases.recounted(), self.connector_worker.tp_rank
+        if not moved and count is None:
+            return None
+        return LeaseSnapshot({rank: moved} if moved else {}, {} if count is None else {rank: count})
 
     def shutdown(self) -> None:
         """Ends the threads."""

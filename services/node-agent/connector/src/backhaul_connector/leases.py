@@ -41,6 +41,7 @@ class LeaseWatcher:
         self._offset = float("-inf")
         self._known: dict[str, float] = {}
         self._due = 0.0
+        self._told_count = 0
 
     def stepped(self, scheduler_clock: float, now: float, retained: Mapping[str, float]) -> None:
         """Notes the scheduler's clock of a step that arrives ``now``, and the deadlines of what it ``retained``.
@@ -75,3 +76,11 @@ class LeaseWatcher:
         }
         self._known = current
         return moved
+
+    def recounted(self) -> int | None:
+        """Returns how many leases there were at the last look, when that is not what it returned before."""
+        count = len(self._known)
+        if count == self._told_count:
+            return None
+        self._told_count = count
+        return count

@@ -50,6 +50,7 @@ class Ledger:
         self._overflowed = False
         self.dropped_count = 0
         """Messages dropped so far because the queue was full or the agent away."""
+        self._lease_counts: dict[int, int] = {}
 
     def retained(self, report: BlockSetReport) -> None:
         """Records a set and reports it."""
@@ -81,6 +82,17 @@ class Ledger:
                 self._put(Deadlines(deadlines=changed))
         if changed:
             self._wake()
+
+    def leases(self, counts: Mapping[int, int]) -> None:
+        """Takes over how many leases ranks have: those of recorded sets, and others'."""
+        with self._lock:
+            self._lease_counts.update(counts)
+
+    @property
+    def foreign_count(self) -> int:
+        """Leases that are no recorded set's: hand-offs, and what requests without a label left."""
+        with self._lock:
+            return max(0, max(self._lease_counts.values(), default=0) - len(self._sets))
 
     def mark(self, set_id: str, *, claimed: bool) -> None:
         """Notes that the agent granted a set, or took the grant back."""

@@ -187,7 +187,10 @@ class _Session:
                 raise _SessionError(f"the agent speaks protocol {other}, this connector {wire.PROTOCOL_VERSION}")
             case wire.Ping(token=token):
                 now = time.perf_counter()
-                pong = wire.Pong(token=token, now=now, dropped_count=self._ledger.dropped_count)
+                ledger = self._ledger
+                pong = wire.Pong(
+                    token=token, now=now, dropped_count=ledger.dropped_count, foreign_count=ledger.foreign_count
+                )
                 self._outgoing += wire.encode(pong)
             case wire.Claimed(set_id=set_id):
                 self._ledger.mark(set_id, claimed=True)

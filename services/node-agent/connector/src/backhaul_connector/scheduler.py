@@ -159,6 +159,7 @@ class SchedulerSide:
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, LeaseSnapshot):
             self._ledger.deadlines(self._deadlines.update(meta.moved))
+            self._ledger.leases(meta.counts)
         if connector_output.finished_sending:
             self._deadlines.forget(connector_output.finished_sending)
             self._ledger.freed(connector_output.finished_sending)

@@ -131,6 +131,8 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True, tag="pong"):
     now: float
     dropped_count: int
     """Messages dropped since the engine started because the queue was full or the agent away."""
+    foreign_count: int = 0
+    """Leases that are no reported set's, as of the engine's last step."""
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):

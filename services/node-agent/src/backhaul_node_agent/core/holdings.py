@@ -14,6 +14,7 @@ from backhaul_node_agent.core.retention.conversations import Conversations
 from backhaul_node_agent.core.retention.gaps import Gaps
 from backhaul_node_agent.core.retention.ranking import Ranking
 from backhaul_node_agent.core.retention.renewing import Renewals
+from backhaul_node_agent.core.tally import End, Tally
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class Holdings:
         self.joined_at: float | None = None
         """Agent's clock: when the lease began; None before the first one."""
         self.draining = False
+        self.tally = Tally()
         self.telling = False
         """Whether engines can be told to free or to keep blocks."""
 
@@ -85,6 +87,7 @@ class Holdings:
         engine = self.engines.pop(engine_id, None)
         if engine is None:
             return []
+        self.tally.ends[End.ENGINE_GONE] += len(engine.lives)
         for life in engine.lives.values():
             if life.claim is not None:
                 self.claims.drop(life.claim.request_id)
@@ -110,6 +113,7 @@ class Holdings:
         outcome = lf.step(life, event, self.instant(engine, now), self.limits)
         effects = self.take(engine, life.block_set.set_id, life, outcome, now)
         after = outcome.life
+        self.tally.note(life, event, after)
         unwanted = life.release_wanted or life.block_set.set_id in engine.superseded
         if not unwanted and _let_go(life, event, after):
             effects.append(ev.LetGo(engine.facts.engine_id, life.block_set))

@@ -54,6 +54,24 @@ class Action(Enum):
     RELEASE = auto()
 
 
+class Why(Enum):
+    """Why a set is released."""
+
+    ASKED = "asked"
+    DRAINING = "draining"
+    SUPERSEDED = "superseded"
+    OVER_BUDGET = "over_budget"
+    OLD = "kept_long_enough"
+    UNPUBLISHED = "never_published"
+    EXPIRED = "expired"
+    """Its deadline passed."""
+    LAPSED = "claim_lapsed"
+    """Its claim was neither used nor returned in time."""
+    FENCED = "fenced"
+    """It was found after a restart, and granted or unwanted before."""
+    CLOCK_JUMPED = "clock_jumped"
+
+
 class IllegalEventError(Exception):
     """An event that the state does not allow."""
 
@@ -166,6 +184,7 @@ class ReleaseAsked:
     """Nobody needs the set any more; or, `for_room`, its blocks are needed more elsewhere."""
 
     for_room: bool = False
+    why: Why = Why.ASKED
 
 
 @dataclass(frozen=True, slots=True)

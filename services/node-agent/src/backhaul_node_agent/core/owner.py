@@ -8,6 +8,7 @@ and of the fence in `replay`, of asked-for releases in `releasing`, of those tha
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,7 @@ from backhaul_node_agent.core.replay import Replay
 from backhaul_node_agent.core.retaining import Retaining
 from backhaul_node_agent.core.retention.gaps import Gaps
 from backhaul_node_agent.core.retention.policy import Benefit, Policy
+from backhaul_node_agent.core.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,17 @@ class HeldSet:
     state: State
     remaining_s: float
     """At the least; 0 when unknown or over."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Blocks of all engines together."""
+
+    block_count: int
+    free_count: int
+    """Of engines whose connector says it."""
+    retained_count: int
+    budget_count: int
 
 
 class Owner:
@@ -60,6 +73,37 @@ class Owner:
     def set_count(self) -> int:
         """Sets known, in whatever state."""
         return sum(len(engine.lives) for engine in self._held.engines.values())
+
+    @property
+    def tally(self) -> Tally:
+        """What became of sets."""
+        return self._held.tally
+
+    @property
+    def unpublished_count(self) -> int:
+        """Sets that cannot be found yet."""
+        return sum(len(engine.unpublished) for engine in self._held.engines.values())
+
+    def state_counts(self) -> dict[State, int]:
+        """Counts the sets in each state."""
+        counts = Counter(life.state for engine in self._held.engines.values() for life in engine.lives.values())
+        return {state: counts[state] for state in State}
+
+    def memory(self) -> MemoryFigures:
+        """Returns how full the engines are."""
+        engines = self._held.engines.values()
+        return MemoryFigures(
+            block_count=sum(engine.facts.block_count for engine in engines),
+            free_count=sum(engine.budget.free_count or 0 for engine in engines),
+            retained_count=sum(engine.budget.pinned_count for engine in engines),
+            budget_count=sum(engine.budget.limit for engine in engines),
+        )
+
+    def publish_lags_s(self, event: ev.PointersWritten, now: float) -> list[float]:
+        """Returns for each set that can be found for the first time how long ago it was asked for."""
+        engine = self._held.engines.get(event.engine_id)
+        asked = engine.unpublished if engine is not None else {}
+        return [now - asked[set_id] for set_id in event.set_ids if set_id in asked]
 
     def awaited_count(self, *, can_release: bool) -> int:
         """Counts the sets whose end a drain waits for.

@@ -62,7 +62,9 @@ class Releasing:
         return [
             effect
             for engine_id, engine in self._held.engines.items()
-            for effect in self._held.step_known(engine_id, list(engine.lives), lf.ReleaseAsked(), now)
+            for effect in self._held.step_known(
+                engine_id, list(engine.lives), lf.ReleaseAsked(why=lf.Why.DRAINING), now
+            )
         ]
 
     def renew(self, set_ids: Sequence[str]) -> tuple[list[str], list[str], list[ev.Effect]]:

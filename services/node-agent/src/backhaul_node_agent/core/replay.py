@@ -80,7 +80,7 @@ class Replay:
         near = self._held.conversations.ended(name, event.block_set, now, just_now=not event.replayed)
         effects += self._retaining.supersede(event.block_set, near, now)
         if self._held.draining:
-            effects += self._held.step_known(event.engine_id, [set_id], lf.ReleaseAsked(), now)
+            effects += self._held.step_known(event.engine_id, [set_id], lf.ReleaseAsked(why=lf.Why.DRAINING), now)
         return effects
 
     def finish(self, engine: Engine, now: float) -> list[ev.Effect]:

@@ -14,13 +14,21 @@ from backhaul_node_agent.core.block_set import BlockSet
 from backhaul_node_agent.core.claim_book import SetName
 from backhaul_node_agent.core.events import Reason
 from backhaul_node_agent.core.holdings import Engine, Holdings
-from backhaul_node_agent.core.life import Instant, Life, State
+from backhaul_node_agent.core.life import Instant, Life, State, Why
 from backhaul_node_agent.core.retention.conversations import covers
 from backhaul_node_agent.core.retention.policy import Kept, Policy
 from backhaul_node_agent.core.retention.renewing import MAX_PER_MESSAGE
 
 MAX_PER_ROUND = 200
 """Sets that are released for room at once: claims do not wait for thousands. The next round is 20 ms away."""
+
+
+_WHY = {
+    Reason.SUPERSEDED: Why.SUPERSEDED,
+    Reason.SURPLUS: Why.OVER_BUDGET,
+    Reason.OLD: Why.OLD,
+    Reason.UNPUBLISHED: Why.UNPUBLISHED,
+}
 
 
 class Retaining:
@@ -101,7 +109,7 @@ class Retaining:
 
     def _release(self, engine: Engine, life: Life, reason: Reason, now: float) -> list[ev.Effect]:
         decided = ev.Decided(engine.facts.engine_id, life.block_set.set_id, reason)
-        asked = lf.ReleaseAsked(for_room=reason is not Reason.SUPERSEDED)
+        asked = lf.ReleaseAsked(for_room=reason is not Reason.SUPERSEDED, why=_WHY[reason])
         return [decided, *self._held.step(engine, life, asked, now)]
 
     def _renew(self, engine: Engine, now: float) -> list[ev.Effect]:

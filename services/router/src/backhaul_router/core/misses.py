@@ -72,18 +72,21 @@ SECOND_CHANCE = frozenset(
 )
 """There is nothing to claim, at least not for this turn: what is merely cached may do."""
 
+CLAIM, HARVEST = "claim:", "harvest:"
+"""What an owner's refusals begin with."""
+
 _UNSAFE = re.compile(r"[^a-z0-9_]+")
 _LONGEST = 40
 
 
 def claim_refused(reason: str) -> str:
     """Returns the miss reason for an owner's refusal, such as ``claim:set_claimed``."""
-    return f"claim:{_slug(reason)}"
+    return CLAIM + _slug(reason)
 
 
 def harvest_refused(reason: str) -> str:
     """Returns the miss reason for an owner that made no fresh handle, such as ``harvest:not_cached``."""
-    return f"harvest:{_slug(reason)}"
+    return HARVEST + _slug(reason)
 
 
 def handle_refused(verdict: str) -> str:

@@ -8,7 +8,10 @@ from backhaul_router.core.engines import Failure
 from backhaul_router.core.health.circuit import BreakerSettings, BreakerState, Circuit
 from backhaul_router.core.nodes import Node
 
-__all__ = ["BreakerSettings", "BreakerState", "Breakers"]
+__all__ = ["BreakerSettings", "BreakerState", "Breakers", "OnEject"]
+
+
+OnEject = Callable[[Node, Failure], None]
 
 
 class Breakers:
@@ -17,8 +20,17 @@ class Breakers:
     Peers are nodes of the same role that share a model.
     """
 
-    def __init__(self, monotonic: Callable[[], float], rng: random.Random, settings: BreakerSettings) -> None:
+    def __init__(
+        self,
+        monotonic: Callable[[], float],
+        rng: random.Random,
+        settings: BreakerSettings,
+        *,
+        on_eject: OnEject = lambda _node, _failure: None,
+    ) -> None:
+        """``on_eject`` is told of each node that is ejected, and of its latest failure."""
         self._monotonic = monotonic
+        self._on_eject = on_eject
         self._rng = rng
         self._settings = settings
         self._circuits: dict[str, Circuit] = {}
@@ -54,6 +66,9 @@ class Breakers:
             circuit.eject(now, by_share=True)
         elif circuit.fails_whole(failure):
             circuit.eject(now, by_share=False)
+        else:
+            return
+        self._on_eject(node, failure)
 
     def answered(self, node: Node) -> None:
         """A leg on this node was answered, if only with an error that blames the client."""

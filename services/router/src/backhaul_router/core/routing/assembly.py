@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from backhaul_router.core.health.breakers import Breakers, BreakerState
+from backhaul_router.core.health.breakers import Breakers, BreakerState, OnEject
 from backhaul_router.core.health.pairs import Pairs
 from backhaul_router.core.health.retries import RetryBudget
 from backhaul_router.core.load import Load
@@ -46,10 +46,11 @@ def assemble(
     rng: random.Random,
     settings: RoutingSettings,
     policy: RoutePolicy,
+    on_eject: OnEject = lambda _node, _failure: None,
 ) -> Routing:
     """Returns the routing of one router, which knows nothing yet."""
     load, costs, prefixes, reports = Load(monotonic), Costs(monotonic), Prefixes(), Reports(monotonic)
-    breakers = Breakers(monotonic, rng, settings.breaker)
+    breakers = Breakers(monotonic, rng, settings.breaker, on_eject=on_eject)
     estimator = Estimator(load, costs, prefixes, reports, disturbance=settings.limits.disturbance)
     live = Live(
         load=load,
