@@ -42,6 +42,9 @@ def configure_telemetry(service_name: str) -> Iterator[None]:
 def _wanted() -> bool:
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not any(map(os.environ.get, _SWITCHES)):
         return False
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    if protocol not in (None, "", "grpc"):
+        _log.warning("OTLP protocol not supported, spans go out over gRPC", protocol=protocol, supported="grpc")
     exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
     if exporter not in ("otlp", "none"):
         _log.warning("trace exporter not supported", exporter=exporter, supported="otlp, none")

@@ -127,7 +127,7 @@ class Attempts:
             params = None
         elif turn.warm and verdict is not None:
             if not verdict.spent:
-                self._legs.give_back(turn.warm.grant)
+                self._legs.give_back(turn, turn.warm.grant)
             if verdict.refused:
                 turn.outcome.cold(misses.handle_refused(verdict.refused))
             elif not verdict.read:
