@@ -52,7 +52,7 @@ def test_a_warm_turn_is_one_trace_through_every_service_and_both_engines(chat: C
 
 def test_the_trace_of_a_client_that_leaves_is_whole_and_says_so(chat: Chat, collector: OtlpCollector) -> None:
     trace_id, parent_id = secrets.token_hex(16), secrets.token_hex(8)
-    body = {"model": MODEL_NAME, "messages": opening(), "max_tokens": 2000, "min_tokens": 2000, "stream": True}
+    body = {"model": MODEL_NAME, "messages": opening(60), "max_tokens": 800, "min_tokens": 800, "stream": True}
     headers = {"traceparent": f"00-{trace_id}-{parent_id}-01"}
     with chat.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
         next(answer.iter_lines())

@@ -15,6 +15,7 @@ from backhaul_router.core.errors import ApiError
 from backhaul_router.core.turn import Route
 from backhaul_router.forwarding import Forwarded
 from tests.unit.router.ports import Bench, FakeStream, Sent, chat_request, fault, warm_hand_off
+from tests.unit.router.test_second_chances import cached_bench, publish
 
 ORIGIN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -76,6 +77,18 @@ async def test_an_appended_turn_is_linked_to_the_turn_that_it_goes_on_from(spans
     turn = only(spans, "turn")
     assert links(turn) == [ORIGIN]
     assert (told(turn)["backhaul.node.id"], told(turn)["backhaul.source_node.id"]) == ("d1", "d1")
+
+
+async def test_a_turn_with_a_second_chance_is_linked_to_the_turn_whose_blocks_are_cached(
+    spans: InMemorySpanExporter,
+) -> None:
+    bench = cached_bench()
+    bench.registry.pointers.clear()
+    publish(bench, traceparent=ORIGIN)
+    await bench.chat("a", "b", "c")
+    turn = only(spans, "turn")
+    assert links(turn) == [ORIGIN]
+    assert (told(turn)["backhaul.source_node.id"], told(turn)["backhaul.source"]) == ("d1", "cached")
 
 
 async def test_a_turn_that_found_blocks_and_read_none_is_linked_to_none(spans: InMemorySpanExporter) -> None:
