@@ -170,7 +170,7 @@ async def test_a_decode_leg_that_failed_says_how_and_the_turn_that_worked_all_th
     bench.engines.decode_steps = [FakeStream(b"{}", status=503, headers={"content-type": "application/json"})]
     await bench.chat("a")
     first, second = named(spans, "decode")
-    assert [went_wrong(span) for span in (first, second, only(spans, "turn"))] == ["503", "", ""]
+    assert [went_wrong(span) for span in (first, second, only(spans, "turn"))] == ["unavailable", "", ""]
 
 
 @pytest.mark.parametrize(("failure", "how"), [(Failure.REFUSED, "refused"), (Failure.TIMEOUT, "timeout")])
@@ -264,7 +264,9 @@ async def test_a_leg_that_somebody_else_could_not_send_says_so(spans: InMemorySp
     async with bench.turns.forward(chat_request("a")) as forwarded:
         forwarded.taken()
         forwarded.answered(503, Failure.REFUSED, served="", streams=False, whole=False)
-    assert (went_wrong(only(spans, "decode")), went_wrong(only(spans, "turn"))) == ("refused", "failed")
+    leg = only(spans, "decode")
+    assert (went_wrong(leg), went_wrong(only(spans, "turn"))) == ("refused", "failed")
+    assert "http.response.status_code" not in told(leg)
 
 
 async def test_a_call_that_tells_of_a_turn_is_linked_to_it(spans: InMemorySpanExporter) -> None:

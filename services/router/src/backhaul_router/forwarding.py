@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from backhaul_router.answers import whole_answer
 from backhaul_router.attempts import Attempts
 from backhaul_router.core.body import Endpoint
-from backhaul_router.core.engines import Failure
+from backhaul_router.core.engines import UNANSWERED, Failure
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.turn import Outcome
 from backhaul_router.explaining import HEADER, explanation_in_header
@@ -88,9 +88,10 @@ class Forwarded:
         ``served``: host:port of who answered, if it is known. Of another engine nothing is learnt about this one.
         """
         turn, self.seen = self._turn, not whole
-        self.leg.span.answered(status)
-        if failure is not None:
+        if failure is not None and failure in UNANSWERED:
             self.leg.span.failed(failure.value)
+        else:
+            self.leg.span.answered(status)
         if served in ("", self.endpoint):
             self._attempts.sent_elsewhere(turn, self._handed, failure)
             if streams:

@@ -12,7 +12,7 @@ from backhaul_common import attributes as names
 from backhaul_common.clock import Clock
 from backhaul_common.errors import BackhaulError
 from backhaul_common.trace_context import span_named, trace_headers, traceparent_of
-from backhaul_router.core.engines import EngineError
+from backhaul_router.core.engines import EngineError, failure_in
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.routing.target import Target
 from backhaul_router.core.turn import Outcome, Route
@@ -32,8 +32,9 @@ class LegSpan:
     def answered(self, status: int) -> None:
         """The engine has answered with an HTTP status."""
         self._span.set_attribute(names.HTTP_STATUS, status)
-        if status >= 500:
-            self.failed(str(status))
+        failure = failure_in(status)
+        if failure is not None:
+            self.failed(failure.value)
 
     def failed(self, how: str) -> None:
         """The leg came to nothing."""
