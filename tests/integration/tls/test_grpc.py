@@ -59,6 +59,20 @@ async def serving(
         yield f"127.0.0.1:{server.port}"
 
 
+@pytest.mark.parametrize("secure", [True, False])
+async def test_who_connects_and_says_nothing_is_let_go(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, secure: bool
+) -> None:
+    monkeypatch.setattr("backhaul_common.grpc_server.HANDSHAKE_S", 0.2)
+    async with serving(identity(authority.issue("registry"), authority) if secure else None) as address:
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        async with asyncio.timeout(30):
+            # Without TLS gRPC greets first.
+            await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+
 async def ask(address: str, tls: Identity | None, *, name: str = "") -> int:
     """Calls once, over a connection of its own. Raises BackhaulError."""
     async with open_channel(address, tls, name=name) as channel:

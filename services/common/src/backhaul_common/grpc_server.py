@@ -15,7 +15,7 @@ from backhaul_common.call_limit import CallLimitInterceptor
 from backhaul_common.errors import UnavailableError
 from backhaul_common.health import HealthServicer
 from backhaul_common.interceptors import ErrorInterceptor
-from backhaul_common.tls import CallersInterceptor, Identity, server_credentials
+from backhaul_common.tls import HANDSHAKE_S, CallersInterceptor, Identity, server_credentials
 from backhaul_common.tracing import server_interceptor
 
 _log = structlog.get_logger(__name__)
@@ -72,6 +72,7 @@ class GrpcServer:
         limits = (
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
+            ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_S)),
         )
         most = 2 * max_calls + _SPARE_CALLS
         self.server = grpc.aio.server(
