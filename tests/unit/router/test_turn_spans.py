@@ -139,6 +139,13 @@ async def test_a_turn_says_how_it_was_served(spans: InMemorySpanExporter) -> Non
     assert got["backhaul.node.id"] == bench.engines.decodes[0].node
 
 
+async def test_a_long_name_of_a_model_that_nobody_serves_is_cut(spans: InMemorySpanExporter) -> None:
+    bench = Bench(nodes=[])
+    with pytest.raises(ApiError):
+        await bench.chat("a", model="m" * 10_000)
+    assert len(told(only(spans, "turn"))["gen_ai.request.model"]) < 300
+
+
 async def test_legs_name_their_engine_and_its_answer(spans: InMemorySpanExporter) -> None:
     bench = Bench()
     await bench.chat("a")

@@ -18,7 +18,7 @@ from backhaul_common.attributes import (
 )
 from backhaul_common.clock import Clock
 from backhaul_router.core.body import Endpoint, TurnBody
-from backhaul_router.core.errors import ApiError
+from backhaul_router.core.errors import ApiError, bounded
 from backhaul_router.core.health.breakers import Breakers, BreakerState
 from backhaul_router.core.nodes import Node
 from backhaul_router.core.turn import Outcome
@@ -27,6 +27,9 @@ from backhaul_router.turn_spans import TurnTrace, describe, ended
 _log = structlog.get_logger(__name__)
 
 _ERROR_BOUNDS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
+
+_LONGEST_NAME = 200
+"""Characters of a model's name that a span has. While no node is known nothing else limits it."""
 
 _OPERATIONS = {
     Endpoint.CHAT: "chat",
@@ -69,7 +72,8 @@ class TurnObserver:
     def turn(self, body: TurnBody, outcome: Outcome, parent: Context | None) -> Iterator[TurnTrace]:
         """Observes one turn."""
         operation = _OPERATIONS[body.endpoint]
-        attributes = {GEN_AI_OPERATION: operation, GEN_AI_PROVIDER: "vllm", GEN_AI_MODEL: body.model}
+        model = bounded(body.model, _LONGEST_NAME)
+        attributes = {GEN_AI_OPERATION: operation, GEN_AI_PROVIDER: "vllm", GEN_AI_MODEL: model}
         span = self._tracer.start_span("turn", parent or Context(), SpanKind.SERVER, attributes)
         if body.stream:
             span.set_attribute(GEN_AI_STREAM, True)
