@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from opentelemetry import trace
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from backhaul_common.errors import UnavailableError
+from backhaul_common.trace_context import traceparent_of
 from backhaul_node_agent.engine_requests import EngineRequests, Kept
 from tests.fakes import block_sets
 from tests.fakes.eventually import eventually
@@ -101,6 +104,15 @@ async def test_the_request_is_a_prefill_leg_of_one_token() -> None:
     assert server.headers[0]["Authorization"] == "Bearer secret"
     assert (kept.hand_off_id, kept.engine_id, kept.token_count) == ("cmpl-1", "engine-d", 33)
     assert (kept.computed_count, kept.expiry, len(kept.block_ids)) == (1, None, 3)
+
+
+async def test_the_engine_continues_the_trace_of_who_asked(spans: InMemorySpanExporter) -> None:
+    async with serving() as server, EngineRequests(server.url, api_key="") as requests:
+        with trace.get_tracer("test").start_as_current_span("harvest") as span:
+            current = traceparent_of(span)
+            await keep(requests)
+        await keep(requests)
+    assert [headers.get("traceparent") for headers in server.headers] == [current, None]
 
 
 async def test_a_server_cannot_send_prompt_and_key_elsewhere() -> None:

@@ -19,7 +19,7 @@ def report(
     """Returns what the connector reports of a turn that ended with ``tokens``; ``params`` replace vLLM's own."""
     tokens = list(range(200)) if tokens is None else tokens
     turn = OpenTurn(
-        TurnLabel(scope="scope", keys=["key"]),
+        TurnLabel(scope="scope", keys=["key"], traceparent=f"00-{'a' * 32}-{'b' * 16}-01"),
         identity=identity,
         prompt=tokens,
         extras=(),

@@ -265,7 +265,7 @@ class FakeEngine:
             raise RefusedError(500, "EngineCore encountered an issue", "InternalServerError")
         ours = params.get("backhaul")
         wanted = _LABEL_FIELDS if self.role == "decode" else _PROOF_FIELDS if params.get("remote_block_ids") else None
-        if (set(ours) - {"continues"} if ours else None) != wanted:
+        if (set(ours) - {"continues", "traceparent"} if ours else None) != wanted:
             raise RefusedError(500, f"the connector cannot read {ours!r}", "InternalServerError")
 
     # Answers

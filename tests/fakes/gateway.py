@@ -52,6 +52,10 @@ class FakeGateway:
         self._client = aiohttp.ClientSession()
         self.metadata: dict[str, dict[str, Any]] = {}
         """What it says of each request, by namespace."""
+        self.headers: dict[str, str] = {}
+        """Headers of the requests that clients send it, besides those that all have."""
+        self.call_metadata: tuple[tuple[str, str], ...] = ()
+        """Metadata of its calls to the picker: where it begins a trace, of that."""
         self.log_to = picker
         """Where its access log goes."""
 
@@ -66,7 +70,7 @@ class FakeGateway:
 
     async def chat(self, *contents: str, **fields: Any) -> Got:
         """Sends a chat turn and reads the whole answer. Raises ClientPayloadError when the engine breaks it off."""
-        call = ext_proc_pb2_grpc.ExternalProcessorStub(self._channel).Process()
+        call = ext_proc_pb2_grpc.ExternalProcessorStub(self._channel).Process(metadata=self.call_metadata)
         seen = access_log_pb2.AccessLogCommon()
         try:
             return await self._turn(call, json.dumps(chat_body(*contents, **fields)).encode(), seen)
@@ -91,7 +95,7 @@ class FakeGateway:
             await call
 
     async def _turn(self, call: Any, body: bytes, seen: access_log_pb2.AccessLogCommon) -> Got:
-        await self._ask(call, request_headers=pb.HttpHeaders(headers=_map_of(_REQUEST)))
+        await self._ask(call, request_headers=pb.HttpHeaders(headers=_map_of({**_REQUEST, **self.headers})))
         leg = await self._ask(call, request_body=pb.HttpBody(body=body, end_of_stream=True))
         named = leg.dynamic_metadata.fields["envoy.lb"].struct_value
         seen.metadata.filter_metadata["envoy.lb"].update({**named, **self.metadata.get("envoy.lb", {})})

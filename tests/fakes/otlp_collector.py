@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1 import trace_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,10 @@ class CollectedSpan:
     span_id: str
     parent_id: str
     attributes: dict[str, Any]
+    links: tuple[tuple[str, str], ...]
+    """Trace and span ids of the spans that it is linked to."""
+    failed: bool
+    """Whether its status says so."""
 
 
 class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -60,6 +65,8 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
                             span.span_id.hex(),
                             span.parent_span_id.hex(),
                             _attributes(span.attributes),
+                            tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links),
+                            span.status.code == trace_pb2.Status.STATUS_CODE_ERROR,
                         )
                     )
             self._arrived.notify_all()
@@ -76,6 +83,15 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
         with self._arrived:
             self._arrived.wait_for(lambda: complete(found()), within_s)
             return found()
+
+    def turn(self, trace_id: str) -> CollectedSpan:
+        """Returns the span of the turn in a trace, once it has arrived. Raises ValueError without one."""
+
+        def turns(spans: list[CollectedSpan]) -> list[CollectedSpan]:
+            return [span for span in spans if span.name == "turn"]
+
+        [turn] = turns(self.trace(trace_id, lambda spans: bool(turns(spans))))
+        return turn
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:

@@ -110,6 +110,13 @@ def test_a_collector_that_is_away_or_silent_delays_no_request() -> None:
                 process.communicate()
 
 
+def test_a_protocol_that_is_not_spoken_is_warned_of() -> None:
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
+    _, first, errors, _ = end(start(**environment), signal.SIGTERM)
+    assert first == "recording"
+    assert "OTLP protocol not supported" in errors
+
+
 @pytest.mark.parametrize("name", ["OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER"])
 def test_telemetry_can_be_switched_off(name: str) -> None:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", name: "true" if "SDK" in name else "none"}

@@ -14,6 +14,7 @@ from tests.fakes import samples
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.registry_process import Registry, running_registry
 from tests.fakes.streams import Joining, Publishing
+from tests.integration.test_tracing_document import undocumented
 
 pytestmark = pytest.mark.etcd
 
@@ -44,6 +45,7 @@ async def test_a_search_is_a_server_span_with_an_etcd_transaction_inside(
         assert child.parent.span_id == parent.context.span_id
     assert dict(etcd.attributes or {})["backhaul.etcd.key_count"] == 2
     assert dict(server.attributes or {})["backhaul.pointer.count"] == 1
+    assert undocumented(finished) == set()
     assert not any("k1" in str(value) for span in finished for value in (span.attributes or {}).values())
 
 

@@ -5,21 +5,27 @@ import random
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from backhaul.router.v1 import router_pb2_grpc
+from backhaul.router.v1 import gateway_pb2 as pb
+from backhaul.router.v1 import gateway_pb2_grpc, router_pb2_grpc
 from backhaul_common.grpc_client import open_channel
 from tests.fakes.engine import bare_500, hang
 from tests.fakes.eventually import eventually
+from tests.fakes.gateway import FakeGateway
 from tests.fakes.router_stack import CHAT, RouterStack, chat_body, router_stack
+from tests.integration.test_router_gateway import SENDING, Stub, asked, send
 from tests.integration.test_router_grpc import request
 from tests.integration.test_router_turns import label_key
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+ORIGIN = f"00-{'c' * 32}-{'d' * 16}-01"
+GATEWAY = "backhaul.router.v1.GatewayService"
 
 
 @pytest.fixture
@@ -135,6 +141,73 @@ async def test_a_grpc_turn_continues_the_callers_trace(stack: RouterStack, spans
     assert server.context is not None
     assert turn.parent.span_id == server.context.span_id
     assert f"{turn.parent.trace_id:032x}" == TRACE_ID
+
+
+@pytest.mark.parametrize("way", ["of the request", "of the gateway"])
+async def test_a_turn_behind_a_gateway_continues_the_trace(spans: InMemorySpanExporter, way: str) -> None:
+    async with (
+        router_stack(listen_ext_proc="127.0.0.1:0") as stack,
+        FakeGateway(f"127.0.0.1:{stack.router.ext_proc_port}") as gateway,
+    ):
+        stack.hold()
+        stack.publish(label_key("hi"), traceparent=ORIGIN)
+        if way == "of the request":
+            gateway.headers = {"traceparent": PARENT, "tracestate": "vendor=x"}
+            gateway.call_metadata = (("traceparent", ORIGIN),)
+        else:
+            gateway.call_metadata = (("traceparent", PARENT), ("tracestate", "vendor=x"))
+        got = await gateway.chat("hi", "hello", "more", stream=True)
+        await eventually(lambda: bool(named(spans, "turn")))
+        assert (got.status, got.headers["x-backhaul-route"]) == (200, "warm")
+        for engine, name in ((stack.prefill, "prefill"), (stack.decode, "decode")):
+            (leg,), (span,) = engine.legs, named(spans, name)
+            assert leg.headers["traceparent"] == f"00-{TRACE_ID}-{span_id(span)}-01"
+            assert leg.headers["tracestate"] == "vendor=x"
+    turn = turn_in(spans)
+    assert turn.parent is not None
+    assert f"00-{turn.parent.trace_id:032x}-{turn.parent.span_id:016x}-01" == PARENT
+    assert {*tree(spans, turn)} == {"lookup", "claim", "prefill", "decode"}
+    assert [f"00-{link.context.trace_id:032x}-{link.context.span_id:016x}-01" for link in turn.links] == [ORIGIN]
+
+
+async def test_a_planned_turn_is_one_trace_and_reports_are_linked_to_it(spans: InMemorySpanExporter) -> None:
+    async with (
+        router_stack(listen_gateway="127.0.0.1:0") as stack,
+        grpc.aio.insecure_channel(f"127.0.0.1:{stack.router.gateway_port}") as channel,
+    ):
+        stub: Stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        stack.hold()
+        stack.publish(label_key("hi"), traceparent=ORIGIN)
+        metadata = (("traceparent", PARENT),)
+        plan = await stub.PlanTurn(asked("hi", "hello", "more", stream=True), metadata=metadata, timeout=5)
+        steps: list[dict[str, Any]] = [{"sending": SENDING}, {"done": pb.ReportTurnRequest.Done()}]
+        await stub.ReportTurn(pb.ReportTurnRequest(turn_id=plan.turn_id, **steps[0]), timeout=5)
+        assert (await send(stack, plan))[0] == 200
+        await stub.ReportTurn(pb.ReportTurnRequest(turn_id=plan.turn_id, **steps[1]), timeout=5)
+        (leg,), (decode,) = stack.decode.legs, named(spans, "decode")
+        assert leg.headers["traceparent"] == f"00-{TRACE_ID}-{span_id(decode)}-01"
+    turn = turn_in(spans)
+    planning, *reports = named(spans, f"/{GATEWAY}/PlanTurn") + named(spans, f"/{GATEWAY}/ReportTurn")
+    assert turn.parent is not None
+    assert planning.context is not None
+    assert (turn.parent.span_id, f"{turn.parent.trace_id:032x}") == (planning.context.span_id, TRACE_ID)
+    assert {*tree(spans, turn)} == {"lookup", "claim", "prefill", "decode"}
+    assert [f"{link.context.span_id:016x}" for link in turn.links] == [ORIGIN.split("-")[2]]
+    assert [event.name for event in turn.events] == ["sending", "done"]
+    assert [[link.context for link in report.links] for report in reports] == [[turn.context]] * 2
+
+
+async def test_what_is_told_an_owner_in_the_background_is_in_the_turns_trace(
+    stack: RouterStack, spans: InMemorySpanExporter
+) -> None:
+    stack.hold()
+    stack.publish(label_key("hi"))
+    stack.prefill.verdict = {"read": 0, "verified": 0, "spent": False, "refused": "too_few_tokens"}
+    await stack.chat("hi", "hello", "more", headers={"traceparent": PARENT})
+    returning = "/backhaul.agent.v1.BlockSetService/ReturnBlockSet"
+    await eventually(lambda: len(named(spans, returning)) == 2)
+    assert {*tree(spans, turn_in(spans))} == {"lookup", "claim", "prefill", "decode", returning}
+    assert {f"{span.context.trace_id:032x}" for span in spans.get_finished_spans() if span.context} == {TRACE_ID}
 
 
 async def test_a_cancelled_turn_ends_all_its_spans_with_a_status(

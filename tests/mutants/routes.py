@@ -91,15 +91,15 @@ MUTANTS = (
     Mutant(
         "any-rank-for-prefill",
         _LEGS,
-        "self._headers(turn, target, headers),\n                    warm=",
-        "{**turn.engine_headers, **headers},\n                    warm=",
+        "self._headers(turn, target, span.headers),\n                    warm=",
+        "{**turn.engine_headers, **span.headers},\n                    warm=",
         _routes("test_every_leg_says_which_engine_of_a_server_it_is_for"),
     ),
     Mutant(
         "any-rank-for-decode",
         _LEGS,
-        "self._headers(turn, target, headers),\n                    again=",
-        "{**turn.engine_headers, **headers},\n                    again=",
+        "self._headers(turn, target, span.headers),\n                    again=",
+        "{**turn.engine_headers, **span.headers},\n                    again=",
         _routes(
             "test_every_leg_says_which_engine_of_a_server_it_is_for",
             "test_an_append_is_for_the_very_engine_that_holds",

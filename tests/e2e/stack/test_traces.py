@@ -4,7 +4,8 @@ import secrets
 
 import pytest
 
-from tests.e2e.stack.chat import Chat
+from backhaul_local.engines import MODEL_NAME
+from tests.e2e.stack.chat import Chat, opening
 from tests.e2e.stack.conftest import conversation
 from tests.fakes.otlp_collector import CollectedSpan, OtlpCollector
 
@@ -41,5 +42,25 @@ def test_a_warm_turn_is_one_trace_through_every_service_and_both_engines(chat: C
         [own] = [
             span for span in spans if span.service == engine and known[span.parent_id].service == "backhaul-router"
         ]
-        assert known[own.parent_id].name == leg
+        assert (own.name, known[own.parent_id].name) == ("llm_request", leg)
     assert reply.text not in str(spans)
+    # The turn before was in no trace of its client's: its router began one.
+    [(before_id, span_id)] = turn.links
+    before = collector.turn(before_id)
+    assert (before.span_id, before.parent_id, before.attributes["backhaul.route"]) == (span_id, "", "cold")
+
+
+def test_the_trace_of_a_client_that_leaves_is_whole_and_says_so(chat: Chat, collector: OtlpCollector) -> None:
+    trace_id, parent_id = secrets.token_hex(16), secrets.token_hex(8)
+    body = {"model": MODEL_NAME, "messages": opening(60), "max_tokens": 800, "min_tokens": 800, "stream": True}
+    headers = {"traceparent": f"00-{trace_id}-{parent_id}-01"}
+    with chat.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+        next(answer.iter_lines())
+
+    turn = collector.turn(trace_id)
+    spans = collector.trace(trace_id, lambda found: "prefill" in {span.service for span in found})
+
+    # vLLM makes no span for a request that is aborted.
+    assert {span.service for span in spans} >= {"backhaul-router", "prefill"}
+    assert {span.name for span in spans if span.failed} >= {"turn", "decode"}
+    assert turn.attributes["backhaul.result"] in ("cancelled", "client_gone")

@@ -74,7 +74,10 @@ _DETAILS = next(value for key, value in _STATUS.trailing_metadata if key == "grp
 TARGETS = (
     Target("nodes for a router", ("backhaul_router.convert:node_from",), messages_of(samples.node()), _node),
     Target(
-        "pointers for a router", ("backhaul_router.convert:pointer_from",), messages_of(samples.pointer()), _pointer
+        "pointers for a router",
+        ("backhaul_router.convert:pointer_from",),
+        messages_of(samples.pointer(traceparent="t")),
+        _pointer,
     ),
     Target(
         "load for a router",

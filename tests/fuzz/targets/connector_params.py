@@ -55,7 +55,12 @@ TARGETS = (
     Target(
         "labels at a decode engine",
         ("backhaul_connector.decode:label_of",),
-        json_of({"do_remote_prefill": True, "backhaul": {"scope": "s", "keys": ["a", "b"], "continues": ["c"]}}),
+        json_of(
+            {
+                "do_remote_prefill": True,
+                "backhaul": {"scope": "s", "keys": ["a", "b"], "continues": ["c"], "traceparent": "t"},
+            }
+        ),
         _label,
     ),
 )

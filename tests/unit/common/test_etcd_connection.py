@@ -5,6 +5,8 @@ from typing import Any
 
 import grpc
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from backhaul_common.errors import (
     AbortedError,
@@ -16,6 +18,7 @@ from backhaul_common.errors import (
 )
 from backhaul_common.etcd import failures
 from backhaul_common.etcd.connection import Connection
+from backhaul_common.trace_context import traceparent_of
 from tests.fakes.clock import FakeClock
 
 
@@ -129,3 +132,18 @@ async def test_no_call_takes_longer_than_its_total(failure: Exception) -> None:
 def test_what_etcd_says_becomes_an_error_of_ours(code: str, text: str, cls: type[BackhaulError], reason: str) -> None:
     error = failures.to_backhaul(rpc_error(grpc.StatusCode[code], text), "e:1")
     assert (type(error), error.reason) == (cls, reason)
+
+
+async def test_etcd_is_told_the_trace_of_a_call_that_is_part_of_one(spans: InMemorySpanExporter) -> None:
+    told: list[dict[str, str]] = []
+
+    async def attempt(_channel: Any, metadata: Any, _left_s: float) -> None:
+        told.append(dict(metadata))
+
+    connection = Cluster({}).connection
+    with trace.get_tracer("test").start_as_current_span("etcd.txn") as span:
+        current = traceparent_of(span)
+        await connection.call(attempt, repeatable=False, total_s=1.0)
+    await connection.call(attempt, repeatable=False, total_s=1.0)
+
+    assert told == [{"traceparent": current}, {}]

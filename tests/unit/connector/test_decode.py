@@ -58,12 +58,26 @@ def test_other_turns_are_not_ours(params: dict[str, Any] | None) -> None:
         {"scope": "s", "keys": ["k"] * 33},
         {"scope": "s", "keys": ["k"], "continues": ["k"] * 5},
         {"scope": "s", "keys": ["k"], "continues": ["k\n"]},
-        {"scope": "s", "keys": ["k"], "other": 1},
+        {"scope": "s", "keys": ["k"], "traceparent": 1},
     ],
     ids=repr,
 )
 def test_a_label_that_cannot_be_read_has_no_keys(label: object) -> None:
     assert label_of({"backhaul": label}) == UNREADABLE
+
+
+def test_what_a_newer_router_says_besides_costs_no_blocks() -> None:
+    assert label_of({"backhaul": {**LABEL, "other": 1}}) == TurnLabel(scope="scope", keys=["key-1", "key-2"])
+
+
+def test_a_report_names_the_turn_as_its_label_does() -> None:
+    label = TurnLabel(scope="scope", keys=["key"], traceparent="00-1-2-01")
+    turn = OpenTurn(label, identity=IDENTITY, prompt=[*range(100)], extras=(), block_size=16, now=0.0)
+
+    report = turn.close(engine_params("set-1", 99), [*range(100)], 500.0, now=20.0)
+
+    assert report is not None
+    assert report.traceparent == "00-1-2-01"
 
 
 @pytest.mark.parametrize("character", sorted({*map(chr, range(0x20, 0x80)), "\n", "é"}))

@@ -6,7 +6,11 @@ import msgspec
 import pytest
 
 from backhaul_node_agent import convert
+from backhaul_node_agent.core.block_set import BlockSet
+from backhaul_node_agent.core.second_chance import cached_pointer
 from tests.fakes.connector import report
+
+TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
 def test_pointers_carry_the_last_anchor() -> None:
@@ -14,6 +18,22 @@ def test_pointers_carry_the_last_anchor() -> None:
     pointers = convert.pointers(convert.block_set(held), node_id="node-1", engine_id="engine-1")
     assert [pointer.key for pointer in pointers] == ["key-a", "key-b"]
     assert {(pointer.digest, pointer.identity) for pointer in pointers} == {(held.anchors[-16:], held.identity)}
+
+
+@pytest.mark.parametrize(
+    ("said", "published"), [(TRACEPARENT, TRACEPARENT), ("", ""), ("nonsense", ""), (f"{TRACEPARENT}\n", "")]
+)
+def test_pointers_name_the_turn_that_left_the_blocks_and_nothing_else_in_its_place(said: str, published: str) -> None:
+    held = convert.block_set(report(deadline=1.0, traceparent=said))
+    (pointer,) = convert.pointers(held, node_id="node-1", engine_id="engine-1")
+    (cached,) = convert.pointers(_cached(held), node_id="node-1", engine_id="engine-1")
+    assert (pointer.traceparent, cached.traceparent) == (published, published)
+
+
+def _cached(held: BlockSet) -> BlockSet:
+    pointer = cached_pointer(held)
+    assert pointer is not None
+    return pointer
 
 
 @pytest.mark.parametrize(

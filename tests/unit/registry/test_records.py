@@ -37,7 +37,8 @@ def test_what_is_written_is_read_back() -> None:
     )
     one = node(engines=(engine,), models=("m", "n"), state_reason="r", retiring=True)
     assert records.read_node(kv(KEYS.node("d1"), records.write_node(one))) == one
-    for two in (pointer("a/b"), pointer("c", cached=True, token_count=0, digest=b"", stride=0, identity=b"")):
+    named = pointer("named", traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
+    for two in (pointer("a/b"), named, pointer("c", cached=True, token_count=0, digest=b"", stride=0, identity=b"")):
         assert records.read_pointer(kv(KEYS.pointer(two.id), records.write_pointer(two))) == two
 
 

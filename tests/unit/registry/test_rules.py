@@ -46,6 +46,8 @@ def test_a_search_needs_1_to_16_different_sound_keys(keys: list[str], reason: st
         {"key": "a/b"},
         {"set_id": ""},
         {"set_id": "é" * 129},
+        {"traceparent": "00-x"},
+        {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01\n"},
     ],
     ids=str,
 )

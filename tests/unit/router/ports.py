@@ -92,6 +92,7 @@ class FakeOwner:
         self.claims: list[Claim] = []
         self.returned: list[str] = []
         self.released: list[KeptBlocks] = []
+        self.on_release: Callable[[], None] = lambda: None
         self.failure: BackhaulError | None = None
         self.handle = '{"remote_block_ids":[[1]],"backhaul":{"token_count":128}}'
         self.harvests: list[Harvest] = []
@@ -122,6 +123,7 @@ class FakeOwner:
 
     def release(self, kept: KeptBlocks) -> None:
         self.released.append(kept)
+        self.on_release()
 
 
 @dataclass

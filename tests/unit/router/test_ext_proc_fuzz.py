@@ -89,6 +89,9 @@ async def answers_to(script: Sequence[pb.ProcessingRequest]) -> list[pb.Processi
         async def write(self, answer: pb.ProcessingResponse) -> None:
             answers.append(answer)
 
+        def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+            return ()
+
     async def requests() -> AsyncIterator[pb.ProcessingRequest]:
         for message in script:
             yield message

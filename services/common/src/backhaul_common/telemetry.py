@@ -15,7 +15,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 _log = structlog.get_logger(__name__)
 
 _SWITCHES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER")
-_EXIT_S = 2.0
+_EXIT_S = 1.5
+"""With what a service needs to end by itself, two seconds."""
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def configure_telemetry(service_name: str) -> Iterator[None]:
 
     Does nothing unless one of OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_TRACES_EXPORTER
     is set; `OTEL_TRACES_EXPORTER=none` and `OTEL_SDK_DISABLED=true` switch it off. Sampling, headers and limits come
-    from the standard variables too. Leaving flushes for at most two seconds, whatever the collector does.
+    from the standard variables too. Leaving flushes for a second and a half at most, whatever the collector does.
     """
     if not _wanted():
         yield
@@ -42,6 +43,9 @@ def configure_telemetry(service_name: str) -> Iterator[None]:
 def _wanted() -> bool:
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not any(map(os.environ.get, _SWITCHES)):
         return False
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    if protocol not in (None, "", "grpc"):
+        _log.warning("OTLP protocol not supported, spans go out over gRPC", protocol=protocol, supported="grpc")
     exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
     if exporter not in ("otlp", "none"):
         _log.warning("trace exporter not supported", exporter=exporter, supported="otlp, none")

@@ -10,6 +10,7 @@ from backhaul.agent.v1 import agent_pb2
 from backhaul.registry.v1 import registry_pb2
 from backhaul_common.durations import duration
 from backhaul_common.texts import clip
+from backhaul_common.trace_context import checked_traceparent
 from backhaul_connector import wire
 from backhaul_connector.anchors import Anchors
 from backhaul_node_agent.core import bounds
@@ -111,6 +112,7 @@ def block_set(report: wire.BlockSetReport) -> BlockSet:
         ended_at=report.ended_at,
         turn_s=report.turn_s,
         continues=tuple(report.continues[: wire.MAX_CONTINUES]),
+        traceparent=checked_traceparent(report.traceparent),
     )
 
 
@@ -138,6 +140,7 @@ def pointers(held: BlockSet, *, node_id: str, engine_id: str) -> list[registry_p
             stride=held.stride,
             identity=held.identity,
             cached=held.cached,
+            traceparent=held.traceparent,
         )
         for key in held.keys
     ]

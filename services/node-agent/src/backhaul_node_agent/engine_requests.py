@@ -16,6 +16,7 @@ import msgspec
 
 from backhaul_common.errors import UnavailableError
 from backhaul_common.tls import CallerContext
+from backhaul_common.trace_context import trace_headers
 from backhaul_connector import wire
 from backhaul_node_agent.core import bounds
 
@@ -115,7 +116,7 @@ class EngineRequests:
         }
         if salt:
             body["cache_salt"] = salt
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **trace_headers()}
         if rank is not None:
             headers["X-data-parallel-rank"] = str(rank)
         try:

@@ -48,7 +48,7 @@ class BlockSetServicer(agent_pb2_grpc.BlockSetServiceServicer):
     ) -> agent_pb2.ClaimBlockSetResponse:
         _check_request_id(request.request_id)
         span = trace.get_current_span()
-        span.set_attributes({attributes.SET_ID: request.set_id, attributes.ENGINE_ID: request.engine_id})
+        span.set_attributes({attributes.SET_ID: request.set_id[:256], attributes.ENGINE_ID: request.engine_id[:256]})
         try:
             grant = await self._agent.claim(convert.claim_request(request))
         except BackhaulError as error:

@@ -46,6 +46,7 @@ def pointer_to_proto(pointer: Pointer) -> pb.BlockSetPointer:
         stride=pointer.stride,
         identity=pointer.identity,
         cached=pointer.cached,
+        traceparent=pointer.traceparent,
     )
 
 
@@ -67,6 +68,7 @@ def pointer_from_proto(message: pb.BlockSetPointer) -> Pointer:
         stride=message.stride,
         identity=message.identity,
         cached=message.cached,
+        traceparent=message.traceparent,
     )
 
 

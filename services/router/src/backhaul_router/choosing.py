@@ -35,7 +35,7 @@ class Chooser:
         planning = self._planning(turn)
         plan = planning.chosen
         if plan is not None and plan.route is Route.APPEND:
-            turn.append(plan)
+            turn.append(plan, found.pointer)
         elif plan is not None and plan.route is Route.WARM:
             await self._claim(turn, found, plan)
         else:
@@ -101,7 +101,8 @@ class Chooser:
         if isinstance(grant, str):
             await self._do_without(turn, found, grant, None)
         else:
-            turn.read(plan, Warm(grant, plan.reader, plan.decode))
+            origin = found.pointer.traceparent if found.pointer else ""
+            turn.read(plan, Warm(grant, plan.reader, plan.decode, origin=origin))
 
     async def _do_without(self, turn: Turn, found: Found, miss: str, plan: Plan | None) -> None:
         """Nothing is claimed: what is merely cached may do, or the turn is cold."""

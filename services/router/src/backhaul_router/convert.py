@@ -64,6 +64,7 @@ def pointer_from(message: registry_pb2.BlockSetPointer) -> Pointer:
         stride=message.stride,
         identity=message.identity,
         cached=message.cached,
+        traceparent=message.traceparent,
     )
 
 

@@ -24,7 +24,15 @@ from backhaul_router.core.engines import EngineError
 from backhaul_router.core.errors import ApiError
 from backhaul_router.exchange import Exchange, GoneError
 from backhaul_router.forwarding import Forwarded
-from backhaul_router.request_headers import STREAM_HEADERS, authorization_in, left_s, request_id_in, turn_request
+from backhaul_router.grpc_requests import metadata_of
+from backhaul_router.request_headers import (
+    STREAM_HEADERS,
+    TRACE_HEADERS,
+    authorization_in,
+    left_s,
+    request_id_in,
+    turn_request,
+)
 from backhaul_router.turns import Turns
 
 SERVICE_NAME = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -99,7 +107,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         """Accompanies one HTTP request."""
         async with Exchange(request_iterator, context.write) as exchange:
             with suppress(GoneError):
-                await self._accompany(exchange)
+                await self._accompany(exchange, metadata_of(context))
 
     def leave(self) -> None:
         """Ends the streams of requests that were answered, in good order: what they still get needs nobody here.
@@ -110,9 +118,12 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         for exchange in self._answered:
             exchange.end()
 
-    async def _accompany(self, exchange: Exchange) -> None:
+    async def _accompany(self, exchange: Exchange, metadata: Mapping[str, str]) -> None:
         first = await exchange.next()
         headers = messages.headers_in(first.request_headers)
+        if "traceparent" not in headers:
+            # A gateway that begins a trace tells it to the engine, and until then with this call alone.
+            headers = {**headers, **{name: metadata[name] for name in TRACE_HEADERS if name in metadata}}
         request = _Request(first, headers, request_id_in(headers))
         with structlog.contextvars.bound_contextvars(request_id=request.request_id):
             try:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from backhaul_router.answers import whole_answer
 from backhaul_router.attempts import Attempts
 from backhaul_router.core.body import Endpoint
-from backhaul_router.core.engines import Failure
+from backhaul_router.core.engines import UNANSWERED, Failure
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.turn import Outcome
 from backhaul_router.explaining import HEADER, explanation_in_header
@@ -70,6 +70,10 @@ class Forwarded:
     def _hands_back(self) -> bool:
         return self._handed.params is not None and not self.leg.target.reuse
 
+    def told(self, step: str) -> None:
+        """Who sends it tells how it goes, by a call of its own."""
+        self._turn.trace.told(step)
+
     def taken(self) -> None:
         """Whoever sends it has it: from now on the decode engine may be reading the hand-off."""
         self._taken_s = self._turn.trace.elapsed_s
@@ -84,6 +88,10 @@ class Forwarded:
         ``served``: host:port of who answered, if it is known. Of another engine nothing is learnt about this one.
         """
         turn, self.seen = self._turn, not whole
+        if failure is not None and failure in UNANSWERED:
+            self.leg.span.failed(failure.value)
+        else:
+            self.leg.span.answered(status)
         if served in ("", self.endpoint):
             self._attempts.sent_elsewhere(turn, self._handed, failure)
             if streams:
@@ -114,16 +122,19 @@ class Forwarded:
     def broken(self) -> None:
         """The engine stopped in the middle of its answer."""
         self._turn.outcome.result = "broken"
+        self.leg.span.failed(Failure.DISCONNECTED.value)
         self._attempts.sent_elsewhere(self._turn, self._handed, Failure.DISCONNECTED)
         self._forget()
 
     def given_up(self) -> None:
         """Nobody tells any more how it goes."""
         self._turn.outcome.result = "given_up"
+        self.leg.span.failed("given_up")
 
     def left(self) -> None:
         """The client left before all of the answer was there."""
         self._turn.outcome.result = "cancelled"
+        self.leg.span.failed("cancelled")
         self._forget()
 
     def ended(self) -> None:

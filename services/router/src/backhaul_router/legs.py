@@ -57,12 +57,13 @@ class Legs:
 
     def clean_up(self, turn: Turn) -> None:
         """Returns a claim whose handle no engine has been sent; has a hand-off freed that none will read."""
-        if turn.unused is not None:
-            self._owner.give_back(turn.unused.source)
-            turn.unused = None
-        if turn.untold is not None:
-            self._release(*turn.untold)
-            turn.untold = None
+        with turn.trace.current():
+            if turn.unused is not None:
+                self._owner.give_back(turn.unused.source)
+                turn.unused = None
+            if turn.untold is not None:
+                self._release(*turn.untold)
+                turn.untold = None
 
     def give_back(self, turn: Turn, grant: Grant) -> None:
         """Gives back what nothing has read."""
@@ -80,7 +81,7 @@ class Legs:
         path, body = self._prefill_request(turn)
         node, grant = target.node, turn.unused
         with (
-            turn.trace.leg("prefill", node, turn.outcome) as headers,
+            turn.trace.leg("prefill", target, turn.outcome) as span,
             self._running(target, expected_s) as work,
         ):
 
@@ -92,12 +93,13 @@ class Legs:
                 reply = await self._engines.prefill(
                     f"{node.engine_url}{path}",
                     body,
-                    self._headers(turn, target, headers),
+                    self._headers(turn, target, span.headers),
                     warm=turn.warm is not None,
                     again=bool(turn.tried),
                     on_sent=sent,
-                    late=lambda reply: self._too_late(node, grant, hand_off(reply.body)),
+                    late=lambda reply: self._too_late(turn, node, grant, hand_off(reply.body)),
                 )
+            span.answered(reply.status)
             seconds = work.served()
             hand = hand_off(reply.body)
             failure = reply.failure or (Failure.ABANDONED if hand.failed else None)
@@ -132,11 +134,12 @@ class Legs:
         constraints = self._policy.keep_constraints
         return turn.path, prefill_body(turn.body, handle=handle, cache_salt=salt, keep_constraints=constraints)
 
-    def _too_late(self, node: Node, grant: Grant | None, hand: HandOff) -> None:
+    def _too_late(self, turn: Turn, node: Node, grant: Grant | None, hand: HandOff) -> None:
         """Takes a reply that nobody waits for any more: nothing may be kept for it."""
-        self._release(node, hand)
-        if grant is not None and hand.verdict is not None and not hand.verdict.spent:
-            self._owner.give_back(grant.source)
+        with turn.trace.current():
+            self._release(node, hand)
+            if grant is not None and hand.verdict is not None and not hand.verdict.spent:
+                self._owner.give_back(grant.source)
 
     # Decode
 
@@ -147,7 +150,7 @@ class Legs:
         """
         target, node = handed.plan.decode, handed.plan.decode.node
         body = self._decode_request(turn, handed)
-        headers = stack.enter_context(turn.trace.leg("decode", node, turn.outcome))
+        span = stack.enter_context(turn.trace.leg("decode", target, turn.outcome))
         work = stack.enter_context(self._running(target, handed.alone_s))
         began_s = turn.trace.elapsed_s
         async with self._departures.waiting_at(node), self._source_there(handed):
@@ -155,11 +158,12 @@ class Legs:
                 self._engines.decode(
                     f"{node.engine_url}{turn.path}",
                     body,
-                    self._headers(turn, target, headers),
+                    self._headers(turn, target, span.headers),
                     again=bool(turn.tried),
                     on_sent=lambda: self._sent(turn),
                 )
             )
+            span.answered(stream.status)
             first_s = turn.trace.elapsed_s - began_s
             served_s = work.served()
             whole = await whole_of(stream)
@@ -171,7 +175,7 @@ class Legs:
         if stream.status < 300 and whole is None:
             # An answer that is not streamed comes when all of it is there: that says nothing of its beginning.
             self._learn_decode(turn, handed, first_s=first_s, served_s=served_s)
-        return Delivery(target, stream, whole, handed.usage)
+        return Delivery(target, stream, whole, handed.usage, span)
 
     @contextmanager
     def elsewhere(self, turn: Turn, handed: HandedOver) -> Iterator[DecodeLeg]:
@@ -182,12 +186,12 @@ class Legs:
         target = handed.plan.decode
         body = self._decode_request(turn, handed)
         with (
-            turn.trace.leg("decode", target.node, turn.outcome) as headers,
+            turn.trace.leg("decode", target, turn.outcome) as span,
             self._running(target, handed.alone_s) as work,
             _served_after(handed.alone_s, work),
         ):
             expectation = self._expectation(turn, handed, work)
-            yield DecodeLeg(target, expectation, self._headers(turn, target, headers), body)
+            yield DecodeLeg(target, expectation, self._headers(turn, target, span.headers), body, span)
 
     def taken(self, turn: Turn) -> None:
         """Somebody else has been given a decode leg to send."""
@@ -223,12 +227,14 @@ class Legs:
         keys = self._named(turn, target)
         turn.labelled = bool(keys) and target.reuse
         turn.outcome.handed_off = handed.params is not None
+        turn.outcome.node_id = target.key[0]
         return decode_body(
             turn.body,
             params=handed.params if handed.params is not None or not turn.labelled else {},
             scope=turn.scope,
             keys=keys,
             continues=turn.keys.find,
+            traceparent=turn.trace.traceparent,
             cache_salt=turn.cache_salt,
             labelled=target.labelled,
             response_id=turn.response_id,

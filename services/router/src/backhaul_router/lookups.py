@@ -28,8 +28,8 @@ from backhaul_router.core.legs import is_object
 from backhaul_router.core.lookup import TurnKeys
 from backhaul_router.core.nodes import NodeTable, Role, compatible
 from backhaul_router.core.routing.target import Target
-from backhaul_router.observing import TurnTrace
 from backhaul_router.prompt_tokens import PromptTokens, can_be_told
+from backhaul_router.turn_spans import TurnTrace
 from backhaul_router.warm import holder_of
 
 _log = structlog.get_logger(__name__)
@@ -126,7 +126,7 @@ class Lookups:
         retained = [pointer for pointer in distinct(pointers) if not pointer.cached]
         if not retained:
             return Found(misses.NOT_FOUND if keys.continues else misses.FIRST_TURN, cached=cached)
-        chosen = await self._choose(body, retained, keys.newest_of(pointers), headers, deadline)
+        chosen = await self._choose(body, retained, keys.newest_of(pointers), headers, deadline, trace)
         if isinstance(chosen, str):
             return Found(chosen, cached=cached)
         pointer, holder = chosen
@@ -161,6 +161,7 @@ class Lookups:
         newest: Sequence[Pointer],
         headers: Mapping[str, str],
         deadline: float,
+        trace: TurnTrace,
     ) -> tuple[Pointer, Target] | str:
         """Returns a pointer and who holds what it names. ``newest``: what the latest turn left that is known."""
         held = [(pointer, holder) for pointer in candidates if (holder := holder_of(self._table, pointer))]
@@ -170,7 +171,8 @@ class Lookups:
             held = [pair for pair in held if any(_same_set(pair[0], pointer) for pointer in newest)] or held
         if len(held) == 1:
             return held[0]
-        tokens = await self._tokens_of(body, held[0][1], headers, deadline)
+        with trace.step("tokenize"):
+            tokens = await self._tokens_of(body, held[0][1], headers, deadline)
         if not tokens:
             return misses.AMBIGUOUS
         match = longest_match((pointer for pointer, _ in held), tokens)
@@ -210,16 +212,15 @@ class Lookups:
         try:
             with trace.step("claim"), self._timed(self._claiming):
                 grant = await self._owner.claim(claim, timeout_s=left)
+                if not is_object(grant.handle):
+                    self._owner.give_back(grant.source)
+                    return misses.claim_refused("bad_handle")
         except DeadlineExceededError:
             return misses.LOOKUP_TIMEOUT
         except _REFUSALS as error:
             return misses.claim_refused(error.reason)
         except BackhaulError:
             return misses.OWNER_UNAVAILABLE
-        if not is_object(grant.handle):
-            with trace.current():
-                self._owner.give_back(grant.source)
-            return misses.claim_refused("bad_handle")
         return grant
 
     @contextmanager

@@ -1,37 +1,36 @@
-"""Spans, metrics and the log line of each turn. No prompts, completions, keys or client ids in any of them."""
+"""The span, metrics and the log line of each turn. No prompts, completions, keys or client ids in any of them."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import SpanKind
 
 from backhaul_common.attributes import (
-    FALLBACK,
-    LOCAL_TOKENS,
-    MISS_REASON,
+    GEN_AI_MODEL,
+    GEN_AI_OPERATION,
+    GEN_AI_PROVIDER,
+    GEN_AI_STREAM,
     NODE_ID,
-    PROMPT_TOKENS,
-    READ_TOKENS,
-    ROUTE,
     SOURCE_NODE_ID,
 )
 from backhaul_common.clock import Clock
 from backhaul_common.metering import OTHER, Counter, Histogram, Values, observe
 from backhaul_router import instruments
-from backhaul_router.core.body import Endpoint
+from backhaul_router.core.body import Endpoint, TurnBody
 from backhaul_router.core.engines import Failure
-from backhaul_router.core.errors import ApiError
+from backhaul_router.core.errors import ApiError, bounded
 from backhaul_router.core.health.breakers import Breakers, BreakerState
 from backhaul_router.core.nodes import Node, NodeTable
 from backhaul_router.core.turn import Outcome
+from backhaul_router.turn_spans import TurnTrace, describe, ended
 
 _log = structlog.get_logger(__name__)
-_propagator = TraceContextTextMapPropagator()
+
+_LONGEST_NAME = 200
+"""Characters of a model's name that a span has. While no node is known nothing else limits it."""
 
 _OPERATIONS = {
     Endpoint.CHAT: "chat",
@@ -39,68 +38,6 @@ _OPERATIONS = {
     Endpoint.RESPONSES: "chat",
     Endpoint.MESSAGES: "chat",
 }
-
-
-def context_from(carrier: dict[str, str]) -> Context:
-    """Returns the caller's trace context from lower-case headers; a fresh one when it is missing or malformed."""
-    return _propagator.extract(carrier, context=Context())
-
-
-class TurnTrace:
-    """The spans of one turn. They are started and ended by hand: a context must not stay attached across yields."""
-
-    def __init__(self, tracer: trace.Tracer, span: Span, clock: Clock) -> None:
-        self._tracer = tracer
-        self._context = trace.set_span_in_context(span, Context())
-        self._clock = clock
-        self._began = clock.monotonic()
-        self.span = span
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the turn began."""
-        return self._clock.monotonic() - self._began
-
-    @contextmanager
-    def leg(self, name: str, node: Node, outcome: Outcome) -> Iterator[dict[str, str]]:
-        """Spans one leg; yields the trace headers for its engine."""
-        attributes = {NODE_ID: node.node_id, ROUTE: outcome.route.value}
-        span = self._tracer.start_span(name, self._context, SpanKind.CLIENT, attributes)
-        headers: dict[str, str] = {}
-        _propagator.inject(headers, context=trace.set_span_in_context(span, Context()))
-        with _ended(span):
-            yield headers
-
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        """What is logged and called inside belongs to the turn; no yields of generators inside."""
-        with trace.use_span(self.span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
-            yield
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[Span]:
-        """Spans a step whose gRPC calls become its children; no yields of generators inside."""
-        span = self._tracer.start_span(name, self._context)
-        with (
-            _ended(span),
-            trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False),
-        ):
-            yield span
-
-
-@contextmanager
-def _ended(span: Span) -> Iterator[None]:
-    try:
-        yield
-    except (asyncio.CancelledError, GeneratorExit):
-        span.set_status(Status(StatusCode.ERROR, "cancelled"))
-        raise
-    except Exception as error:
-        if not isinstance(error, ApiError) or error.status >= 500:
-            span.set_status(Status(StatusCode.ERROR, type(error).__name__))
-        raise
-    finally:
-        span.end()
 
 
 class TurnObserver:
@@ -125,26 +62,26 @@ class TurnObserver:
         self._ejections = Counter(instruments.EJECTIONS)
 
     @contextmanager
-    def turn(self, endpoint: Endpoint, model: str, outcome: Outcome, parent: Context | None) -> Iterator[TurnTrace]:
+    def turn(self, body: TurnBody, outcome: Outcome, parent: Context | None) -> Iterator[TurnTrace]:
         """Observes one turn."""
-        operation = _OPERATIONS[endpoint]
-        attributes = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "vllm", "gen_ai.request.model": model}
+        operation = _OPERATIONS[body.endpoint]
+        model = bounded(body.model, _LONGEST_NAME)
+        attributes = {GEN_AI_OPERATION: operation, GEN_AI_PROVIDER: "vllm", GEN_AI_MODEL: model}
         span = self._tracer.start_span("turn", parent or Context(), SpanKind.SERVER, attributes)
+        if body.stream:
+            span.set_attribute(GEN_AI_STREAM, True)
         turn = TurnTrace(self._tracer, span, self._clock)
         result = "cancelled"
         try:
-            with _ended_late(span, outcome):
-                yield turn
-            result = outcome.result
-        except ApiError as error:
-            result = f"error_{error.status}"
-            raise
-        except ConnectionError:
-            result = "client_gone"
-            raise
-        except Exception:
-            result = "failed"
-            raise
+            with ended(span):
+                try:
+                    yield turn
+                    result = outcome.result
+                except Exception as error:
+                    result = _result_of(error)
+                    raise
+                finally:
+                    describe(span, outcome, result)
         finally:
             self._count(outcome, result, model, turn.elapsed_s)
             with turn.current():
@@ -154,7 +91,7 @@ class TurnObserver:
     def question(self, parent: Context | None) -> Iterator[TurnTrace]:
         """Spans what is asked about a turn that is not run."""
         span = self._tracer.start_span("explain", parent or Context(), SpanKind.SERVER)
-        with _ended(span):
+        with ended(span):
             yield TurnTrace(self._tracer, span, self._clock)
 
     def handed_off(self, seconds: float) -> None:
@@ -221,28 +158,10 @@ def observe_nodes(breakers: Breakers, table: NodeTable, follows: Callable[[], bo
     observe(instruments.REGISTRY_WATCH, lambda: {(): follows()})
 
 
-@contextmanager
-def _ended_late(span: Span, outcome: Outcome) -> Iterator[None]:
-    """Puts the outcome on the span before it ends."""
-    with _ended(span):
-        try:
-            yield
-        finally:
-            span.set_attributes(
-                {
-                    ROUTE: outcome.route.value,
-                    PROMPT_TOKENS: outcome.prompt_token_count,
-                    "gen_ai.usage.input_tokens": outcome.prompt_token_count,
-                    LOCAL_TOKENS: outcome.local_token_count,
-                    READ_TOKENS: outcome.read_token_count,
-                }
-            )
-            if outcome.miss:
-                span.set_attribute(MISS_REASON, outcome.miss)
-            if outcome.fallback:
-                span.set_attribute(FALLBACK, True)
-            if outcome.result == "broken":
-                span.set_status(Status(StatusCode.ERROR, "engine stopped in the middle"))
+def _result_of(error: Exception) -> str:
+    if isinstance(error, ApiError):
+        return f"error_{error.status}"
+    return "client_gone" if isinstance(error, ConnectionError) else "failed"
 
 
 def _sources(outcome: Outcome) -> dict[str, int]:

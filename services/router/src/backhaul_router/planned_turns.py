@@ -98,6 +98,7 @@ class PlannedTurns:
         self._check(turn_id)
         told = self._book.tell(turn_id, tenant, report.step, self._clock.monotonic())
         if told.new:
+            self._planned[turn_id].forwarded.told(report.step.value)
             self._steps[report.step](self._planned[turn_id], report, told)
             if told.over:
                 await self._planned.pop(turn_id).stack.aclose()

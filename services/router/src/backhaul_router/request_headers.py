@@ -5,13 +5,16 @@ import re
 import uuid
 from collections.abc import Mapping
 
+from backhaul_common.trace_context import context_from
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.errors import invalid
-from backhaul_router.observing import context_from
 from backhaul_router.ports import TurnRequest
 
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """Of an answer that nobody on its way may hold back."""
+
+TRACE_HEADERS = ("traceparent", "tracestate")
+"""By which a caller's trace goes on."""
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -30,7 +33,7 @@ def turn_request(endpoint: Endpoint, headers: Mapping[str, str], body: bytes, te
         authorization=authorization_in(headers, endpoint.value),
         reuse=headers.get("x-backhaul-reuse", "").lower() != "off",
         explain=headers.get("x-backhaul-explain", "").lower() == "on",
-        parent=context_from({name: headers[name] for name in ("traceparent", "tracestate") if name in headers}),
+        parent=context_from({name: headers[name] for name in TRACE_HEADERS if name in headers}),
     )
 
 

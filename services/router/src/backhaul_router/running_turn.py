@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from backhaul_router.core.body import Endpoint, TurnBody
+from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.claims import Grant
 from backhaul_router.core.expectation import Expectation
 from backhaul_router.core.kinds import text_only
@@ -16,8 +17,8 @@ from backhaul_router.core.routing.target import Target
 from backhaul_router.core.turn import Outcome
 from backhaul_router.core.usage import PromptUsage
 from backhaul_router.explaining import TurnExplanation
-from backhaul_router.observing import TurnTrace
 from backhaul_router.ports import Stream
+from backhaul_router.turn_spans import LegSpan, TurnTrace
 from backhaul_router.warm import Warm
 
 _PROMPTS = {
@@ -100,15 +101,15 @@ class Turn:
         """What it asks for after what has failed: nothing that is held counts any more."""
         return replace(self.demand, held=None, tried=frozenset(self.tried))
 
-    def append(self, plan: Plan) -> None:
+    def append(self, plan: Plan, pointer: Pointer | None) -> None:
         """The holder goes on by itself."""
         self.plan = plan
-        self.outcome.append()
+        self.outcome.append(holder_id=plan.decode.key[0], origin=pointer.traceparent if pointer else "")
 
     def read(self, plan: Plan, warm: Warm) -> None:
         """A prefill engine reads what was granted."""
         self.plan, self.warm, self.unused = plan, warm, warm.grant
-        self.outcome.warm(cached=warm.grant.cached)
+        self.outcome.warm(cached=warm.grant.cached, holder_id=warm.holder.key[0], origin=warm.origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ class DecodeLeg:
     expectation: Expectation
     headers: Mapping[str, str]
     body: bytes
+    span: LegSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +145,4 @@ class Delivery:
     body: bytes | None
     """The whole of it; None for a stream of events."""
     usage: PromptUsage | None
+    span: LegSpan

@@ -20,8 +20,8 @@ from backhaul_router.core.legs import is_object
 from backhaul_router.core.nodes import NodeTable
 from backhaul_router.core.routing.demand import Demand, Held
 from backhaul_router.core.routing.planner import Plan, Planner
-from backhaul_router.observing import TurnTrace
 from backhaul_router.prompt_tokens import PromptTokens
+from backhaul_router.turn_spans import TurnTrace
 from backhaul_router.warm import Warm, holder_of
 
 _TRIES = 2
@@ -114,7 +114,7 @@ class SecondChances:
                     cache_salt=cache_salt,
                     token_ids=tokens,
                 )
-                found = await self._harvest(harvest, way, deadline)
+                found = await self._harvest(harvest, way, deadline, pointer.traceparent)
                 if not isinstance(found, str):
                     self._counted.add(1, instruments.GRANTED)
                     return found
@@ -122,7 +122,7 @@ class SecondChances:
                 miss = found
         return miss
 
-    async def _harvest(self, harvest: Harvest, way: Plan, deadline: float) -> Chance | str:
+    async def _harvest(self, harvest: Harvest, way: Plan, deadline: float, origin: str) -> Chance | str:
         left = deadline - self._clock.monotonic()
         if left <= 0:
             return misses.HARVEST_TIMEOUT
@@ -139,7 +139,7 @@ class SecondChances:
         if not is_object(grant.handle) or grant.token_count <= 0 or not fits:
             self._owner.give_back(grant.source)
             return misses.harvest_refused("bad_handle")
-        return Chance(way, Warm(grant, way.reader, way.decode, tokens))
+        return Chance(way, Warm(grant, way.reader, way.decode, tokens, origin))
 
     def _able(self, body: TurnBody, demand: Demand, pointers: Iterable[Pointer]) -> dict[Pointer, Plan]:
         """Returns the pointers that lead somewhere, each with who would read there, if that pays."""

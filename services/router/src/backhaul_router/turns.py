@@ -25,9 +25,10 @@ from backhaul_router.core.turn import Outcome
 from backhaul_router.explaining import HEADER, TurnExplanation, explanation_in_header
 from backhaul_router.forwarding import Forwarded
 from backhaul_router.legs import Legs
-from backhaul_router.observing import TurnObserver, TurnTrace
+from backhaul_router.observing import TurnObserver
 from backhaul_router.ports import Answer, Policy, TurnRequest
 from backhaul_router.running_turn import Turn
+from backhaul_router.turn_spans import TurnTrace
 
 _LONGEST_NAME = 200
 """Characters of a model's name that are repeated to whoever asks for it."""
@@ -102,6 +103,7 @@ class Turns:
                             self._live.breakers.failed(delivery.target.node, error.failure)
                         raise
                 if outcome.result == "broken":
+                    delivery.span.failed(Failure.DISCONNECTED.value)
                     with trace.current():
                         self._live.breakers.failed(delivery.target.node, Failure.DISCONNECTED)
 
@@ -161,7 +163,7 @@ class Turns:
         self._tenants.check(request.tenant)
         body = self._body(request)
         outcome = Outcome()
-        with self._observer.turn(request.endpoint, body.model, outcome, request.parent) as trace:
+        with self._observer.turn(body, outcome, request.parent) as trace:
             turn = self._begin(request, body, outcome, trace)
             try:
                 yield turn

@@ -18,6 +18,8 @@ class Warm:
     holder: Target
     token_ids: Sequence[int] | None = None
     """All of the prompt, for a prefill engine without the connector: it must be sent exactly these. Else None."""
+    origin: str = ""
+    """The `traceparent` of the turn that left the blocks; empty when it is not known."""
 
 
 def holder_of(table: NodeTable, pointer: Pointer) -> Target | None:

@@ -88,6 +88,7 @@ class BlockSetPointer(_message.Message):
     STRIDE_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     scope: _builtins.str
     """Scope: digest (hex) of model, cache salt and tenant, as the router computed it. Never shared between tenants."""
     key: _builtins.str
@@ -110,6 +111,10 @@ class BlockSetPointer(_message.Message):
     """Whether nothing is retained any more and the engine merely may still cache the blocks: there is nothing to claim, and
     the owner may be asked for a fresh handle. `digest`, `stride` and `identity` may be empty, `token_count` 0.
     """
+    traceparent: _builtins.str
+    """W3C `traceparent` of the turn that left the blocks, for a link from the turn that reuses them. Empty when the turn's
+    trace was not recorded.
+    """
     def __init__(
         self,
         *,
@@ -123,10 +128,11 @@ class BlockSetPointer(_message.Message):
         stride: _builtins.int = ...,
         identity: _builtins.bytes = ...,
         cached: _builtins.bool = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "digest", b"digest", "engine_id", b"engine_id", "identity", b"identity", "key", b"key", "node_id", b"node_id", "scope", b"scope", "set_id", b"set_id", "stride", b"stride", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "digest", b"digest", "engine_id", b"engine_id", "identity", b"identity", "key", b"key", "node_id", b"node_id", "scope", b"scope", "set_id", b"set_id", "stride", b"stride", "token_count", b"token_count", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ from backhaul_common.etcd import failures
 from backhaul_common.etcd.stubs import rpc
 from backhaul_common.grpc_client import CHANNEL_OPTIONS
 from backhaul_common.tls import Identity, RenewedChannel
+from backhaul_common.trace_context import trace_headers
 
 _log = structlog.get_logger(__name__)
 
@@ -187,8 +188,9 @@ class Connection:
         return str(answer.token)
 
     def _metadata(self, token: str | None) -> Metadata:
-        # etcd, api/v3rpc/rpctypes/metadatafields.go: TokenFieldNameGRPC.
-        return (("token", token),) if token else ()
+        # etcd, api/v3rpc/rpctypes/metadatafields.go: TokenFieldNameGRPC. Its own spans join the trace of a call that is
+        # part of one (server/embed/config_tracing.go, `--experimental-enable-distributed-tracing`).
+        return (*((("token", token),) if token else ()), *trace_headers().items())
 
     def _open(self, endpoint: str) -> grpc.aio.Channel:
         if self._tls is None:

@@ -103,4 +103,5 @@ class OpenTurn:
             ended_at=now,
             turn_s=now - self._opened_at,
             continues=self.label.continues,
+            traceparent=self.label.traceparent,
         )

@@ -48,6 +48,8 @@ class BlockSetReport(msgspec.Struct, frozen=True, kw_only=True):
     """How long it took, from its arrival at this engine to its end."""
     continues: list[str] = []
     """Keys by which the turn before it was looked up; empty when none was."""
+    traceparent: str = ""
+    """Names the turn's span, as its label does."""
     claimed: bool = False
     """Whether an agent said that it granted the set and did not take that back."""
 
@@ -173,14 +175,19 @@ MAX_CONTINUES = 4
 _Name = Annotated[str, msgspec.Meta(pattern=rf"\A{NAME}\Z")]
 
 
-class TurnLabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`backhaul` in the params of a decode leg: how the next turn will find this one."""
+class TurnLabel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`backhaul` in the params of a decode leg: how the next turn will find this one.
+
+    What a newer router says besides is left aside: no blocks are lost by it.
+    """
 
     scope: _Name
     keys: Annotated[list[_Name], msgspec.Meta(max_length=32)]
     """Lookup keys; empty: nothing will come back for the blocks, free them at once."""
     continues: Annotated[list[_Name], msgspec.Meta(max_length=MAX_CONTINUES)] = []
     """Keys by which the turn before this one was looked up, best first."""
+    traceparent: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """Names the turn's span (W3C trace context); empty unless its trace is recorded."""
 
 
 class HandleProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -31,6 +31,8 @@ class BlockSet:
     """How long its turn took."""
     continues: tuple[str, ...] = ()
     """Keys by which the turn before its turn was looked up."""
+    traceparent: str = ""
+    """Names the span of its turn; empty when the turn's trace was not recorded."""
 
     @property
     def all_block_ids(self) -> Collection[int]:

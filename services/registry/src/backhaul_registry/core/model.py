@@ -81,6 +81,8 @@ class Pointer:
     identity: bytes
     cached: bool = False
     """Whether nothing is retained: the engine merely may still cache the blocks."""
+    traceparent: str = ""
+    """Names the span of the turn that left the blocks."""
 
     @property
     def id(self) -> PointerId:

@@ -34,6 +34,7 @@ _MAX_ITEMS = 256
 _DIGEST_BYTES = 16
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def check_id(value: str, field: str) -> None:
@@ -73,6 +74,7 @@ def check_pointer(pointer: Pointer) -> None:
         "stride": pointer.stride > 0 or (pointer.cached and not pointer.stride),
         "digest": len(pointer.digest) == _DIGEST_BYTES or (pointer.cached and not pointer.digest),
         "identity": len(pointer.identity) == _DIGEST_BYTES or (pointer.cached and not pointer.identity),
+        "traceparent": not pointer.traceparent or _TRACEPARENT.fullmatch(pointer.traceparent) is not None,
     }
     for field, holds in sound.items():
         if not holds:

@@ -21,6 +21,8 @@ class Pointer:
     identity: bytes
     cached: bool = False
     """Whether nothing is retained: the engine merely may still cache the blocks. All but the names may be missing."""
+    traceparent: str = ""
+    """Names the span of the turn that left the blocks; empty when its trace was not recorded."""
 
 
 def distinct(pointers: Iterable[Pointer]) -> list[Pointer]:

@@ -30,6 +30,9 @@ class Failure(Enum):
 RETRYABLE = frozenset({Failure.REFUSED, Failure.DISCONNECTED, Failure.UNAVAILABLE, Failure.GONE})
 """Failures of a cold leg that another node may not have."""
 
+UNANSWERED = frozenset({Failure.REFUSED, Failure.DISCONNECTED, Failure.TIMEOUT})
+"""Failures that come in place of an answer."""
+
 NOT_READ = frozenset({Failure.FAULT, Failure.ABANDONED})
 """How a leg fails whose engine could not read another's blocks (a read that hangs is a TIMEOUT)."""
 

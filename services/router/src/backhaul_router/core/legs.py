@@ -191,6 +191,7 @@ def decode_body(
     scope: str,
     keys: Sequence[str],
     continues: Sequence[str] = (),
+    traceparent: str = "",
     cache_salt: str,
     labelled: bool = False,
     response_id: str = "",
@@ -198,6 +199,7 @@ def decode_body(
     """Returns the decode leg: the client's request with the prefill engine's params and the turn's label.
 
     ``continues`` are the keys by which the turn before was looked up, best first; the first few are told.
+    ``traceparent`` names the turn's span, where it is recorded.
     Complete enough for the engine to compute everything on its own. Without ``params`` there is no label either, but
     for an engine without the connector (``labelled``): that one repeats ``session_id`` with what it caches
     (`distributed/kv_events.py`, ``BlockStored``). ``response_id`` is the name of the answer, where it is to have one.
@@ -208,8 +210,10 @@ def decode_body(
     if response_id:
         fields[_REQUEST_ID] = msgspec.Raw(_encode(response_id))
     if params is not None:
-        label = msgspec.Raw(_encode(TurnLabel(scope=scope, keys=list(keys), continues=list(continues[:MAX_CONTINUES]))))
-        fields[_PARAMS] = msgspec.Raw(_encode({**params, PARAMS_KEY: label}))
+        label = TurnLabel(
+            scope=scope, keys=list(keys), continues=list(continues[:MAX_CONTINUES]), traceparent=traceparent
+        )
+        fields[_PARAMS] = msgspec.Raw(_encode({**params, PARAMS_KEY: msgspec.Raw(_encode(label))}))
     return _encode(fields)
 
 

@@ -35,6 +35,12 @@ class Outcome:
     """Whether the decode engine computed the prompt because no prefill engine could."""
     handed_off: bool = False
     """Whether the decode engine was handed blocks."""
+    node_id: str = ""
+    """Whose engine answers, or was to."""
+    holder_id: str = ""
+    """The node whose blocks are reused; empty when the turn is cold."""
+    origin: str = ""
+    """The `traceparent` of the turn that left these; empty when it is not known."""
     estimate_s: float | None = None
     """From the request to the first piece of the answer, as it was estimated when the route was chosen, seconds."""
     repeated: bool = False
@@ -53,15 +59,18 @@ class Outcome:
     def cold(self, miss: str) -> None:
         """The turn is cold, for this reason."""
         self.route, self.source, self.miss = Route.COLD, "", miss
+        self.holder_id = self.origin = ""
         self.local_token_count = self.read_token_count = 0
 
-    def warm(self, *, cached: bool) -> None:
+    def warm(self, *, cached: bool, holder_id: str, origin: str) -> None:
         """A handle goes to the prefill engine."""
         self.route, self.source, self.miss = Route.WARM, "cached" if cached else "claimed", ""
+        self.holder_id, self.origin = holder_id, origin
 
-    def append(self) -> None:
+    def append(self, *, holder_id: str, origin: str) -> None:
         """The holder serves it alone."""
         self.route, self.source, self.miss = Route.APPEND, "", ""
+        self.holder_id, self.origin = holder_id, origin
 
     def count_read(self, token_count: int) -> None:
         """Takes what the handle covers as read: a prefill engine without the connector does not say what it had."""

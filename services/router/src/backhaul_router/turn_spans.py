@@ -1,0 +1,157 @@
+"""The spans of one turn. No prompts, completions, keys or client ids in any of them; docs/tracing.md shows them."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+
+from backhaul_common import attributes as names
+from backhaul_common.clock import Clock
+from backhaul_common.errors import BackhaulError
+from backhaul_common.trace_context import span_named, trace_headers, traceparent_of
+from backhaul_router.core.engines import EngineError, failure_in
+from backhaul_router.core.errors import ApiError
+from backhaul_router.core.routing.target import Target
+from backhaul_router.core.turn import Outcome, Route
+
+_FINE = ("ok", "refused")
+"""Results that are nobody's fault here: an engine's 4xx blames the client."""
+
+
+class LegSpan:
+    """The span of one leg."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self.headers = trace_headers(trace.set_span_in_context(span, Context()))
+        """By which the leg's engine continues the trace."""
+
+    def answered(self, status: int) -> None:
+        """The engine has answered with an HTTP status."""
+        self._span.set_attribute(names.HTTP_STATUS, status)
+        failure = failure_in(status)
+        if failure is not None:
+            self.failed(failure.value)
+
+    def failed(self, how: str) -> None:
+        """The leg came to nothing."""
+        _mark(self._span, how)
+
+
+class TurnTrace:
+    """The spans of one turn. They are started and ended by hand: a context must not stay attached across yields."""
+
+    def __init__(self, tracer: trace.Tracer, span: Span, clock: Clock) -> None:
+        self._tracer = tracer
+        self._context = trace.set_span_in_context(span, Context())
+        self._clock = clock
+        self._began = clock.monotonic()
+        self.span = span
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the turn began."""
+        return self._clock.monotonic() - self._began
+
+    @property
+    def traceparent(self) -> str:
+        """Names the turn to those that come after it; empty when its trace is not recorded."""
+        return traceparent_of(self.span)
+
+    @contextmanager
+    def leg(self, name: str, target: Target, outcome: Outcome) -> Iterator[LegSpan]:
+        """Spans one leg to an engine."""
+        attributes = {names.NODE_ID: target.key[0], names.ENGINE_ID: target.key[1], names.ROUTE: outcome.route.value}
+        span = self._tracer.start_span(name, self._context, SpanKind.CLIENT, attributes)
+        with ended(span):
+            yield LegSpan(span)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[Span]:
+        """Spans a step whose gRPC calls become its children; no yields of generators inside."""
+        span = self._tracer.start_span(name, self._context)
+        with ended(span), _current(span):
+            yield span
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Makes what begins inside part of the turn, in the background too; no yields of generators inside."""
+        with _current(self.span):
+            yield
+
+    def told(self, step: str) -> None:
+        """A gateway tells how the turn goes, by a call of its own: that is noted, and the call's span linked to it."""
+        self.span.add_event(step)
+        trace.get_current_span().add_link(self.span.get_span_context())
+
+
+@contextmanager
+def ended(span: Span) -> Iterator[None]:
+    """Ends a span with a status that says what went wrong inside, and no more of it."""
+    try:
+        yield
+    except (asyncio.CancelledError, GeneratorExit):
+        _mark(span, "cancelled")
+        raise
+    except Exception as error:
+        if not isinstance(error, ApiError) or error.status >= 500:
+            _mark(span, _kind(error))
+        raise
+    finally:
+        span.end()
+
+
+def describe(span: Span, outcome: Outcome, result: str) -> None:
+    """Puts on a turn's span what became of the turn, and a link to the turn whose blocks it read."""
+    span.set_attributes(dict(_described(outcome, result)))
+    if outcome.result not in _FINE:
+        _mark(span, outcome.result)
+    origin = span_named(outcome.origin) if outcome.route is not Route.COLD else None
+    if origin is not None:
+        span.add_link(origin)
+
+
+def _described(outcome: Outcome, result: str) -> Iterator[tuple[str, str | bool | int | float]]:
+    yield names.ROUTE, outcome.route.value
+    yield names.RESULT, result
+    yield names.PROMPT_TOKENS, outcome.prompt_token_count
+    yield names.LOCAL_TOKENS, outcome.local_token_count
+    yield names.READ_TOKENS, outcome.read_token_count
+    if outcome.prompt_token_count:
+        yield names.GEN_AI_INPUT_TOKENS, outcome.prompt_token_count
+        yield names.GEN_AI_CACHED_TOKENS, outcome.local_token_count + outcome.read_token_count
+    if outcome.ttft_s is not None:
+        yield names.GEN_AI_FIRST_CHUNK, outcome.ttft_s
+    if outcome.estimate_s is not None:
+        yield names.ESTIMATE, outcome.estimate_s
+    if outcome.fallback:
+        yield names.FALLBACK, True
+    texts = {
+        names.NODE_ID: outcome.node_id,
+        names.SOURCE_NODE_ID: outcome.holder_id,
+        names.SOURCE: outcome.source,
+        names.MISS_REASON: outcome.miss,
+    }
+    yield from ((name, text) for name, text in texts.items() if text)
+
+
+@contextmanager
+def _current(span: Span) -> Iterator[None]:
+    with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+        yield
+
+
+def _mark(span: Span, how: str) -> None:
+    span.set_attribute(names.ERROR_TYPE, how)
+    span.set_status(Status(StatusCode.ERROR, how))
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, EngineError):
+        return error.failure.value
+    if isinstance(error, BackhaulError):
+        return error.reason
+    return str(error.status) if isinstance(error, ApiError) else type(error).__name__
