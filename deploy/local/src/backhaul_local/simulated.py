@@ -25,6 +25,8 @@ class SimulatedEngine:
     """How long blocks of a finished turn are kept."""
     lease_s: float = 180
     """`kv_lease_duration`."""
+    nixl: bool = True
+    """Whether its agent has the stand-in of NIXL, by which it renews and releases."""
     flags: Sequence[str] = ()
     """Added to the command line."""
     agent_flags: Sequence[str] = ()

@@ -422,7 +422,7 @@ class Stack:
 
 def _agent_env(engine: Engine) -> Mapping[str, str]:
     """A simulated engine hears what the stand-in of nixl says; NIXL itself does not reach it."""
-    if not isinstance(engine, SimulatedEngine):
+    if not isinstance(engine, SimulatedEngine) or not engine.nixl:
         return {}
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(nixl_stand_in()), os.environ.get("PYTHONPATH")]))}
 
