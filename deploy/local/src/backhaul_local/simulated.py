@@ -2,8 +2,8 @@
 
 import importlib.util
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from backhaul_local.engines import MODEL_NAME, EnginePlace
@@ -25,12 +25,12 @@ class SimulatedEngine:
     """How long blocks of a finished turn are kept."""
     lease_s: float = 180
     """`kv_lease_duration`."""
-    nixl: bool = True
-    """Whether its agent has the stand-in of NIXL, by which it renews and releases."""
     flags: Sequence[str] = ()
     """Added to the command line."""
     agent_flags: Sequence[str] = ()
     """Added to the command line of its agent."""
+    agent_env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of its agent."""
 
     @property
     def row(self) -> int:

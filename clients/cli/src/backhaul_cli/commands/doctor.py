@@ -1,0 +1,69 @@
+"""`backhaul doctor`: what keeps turns from reusing blocks, and what to do."""
+
+from collections import Counter
+from dataclasses import asdict
+
+import click
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from backhaul_cli.collect import collect
+from backhaul_cli.core.doctor import diagnose, stops_reuse
+from backhaul_cli.core.finding import Finding, Severity
+from backhaul_cli.core.snapshot import Snapshot
+from backhaul_cli.exits import Exit
+from backhaul_cli.output import console, print_json
+from backhaul_cli.running import running
+from backhaul_cli.settings import Settings, with_settings
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+_MIB = 1024 * 1024
+
+
+@click.command("doctor")
+@click.option("--model", default="", help="Model whose chat template is tried; the first four by default.")
+@click.option(
+    "--etcd-quota-mib",
+    default=2048,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="etcd's --quota-backend-bytes, in MiB.",
+)
+@with_settings
+@click.pass_context
+def doctor(context: click.Context, settings: Settings, model: str, etcd_quota_mib: int) -> None:
+    """Find what stops reuse, and say how to mend it. Ends with 6 when something does.
+
+    Asks registries, agents and a router; runs no turn and changes nothing.
+    """
+    with running(settings) as services:
+        snapshot = collect(services, settings, model=model, etcd_quota_bytes=etcd_quota_mib * _MIB)
+    findings = diagnose(snapshot)
+    if settings.as_json:
+        print_json([{**asdict(finding), "severity": finding.severity.value} for finding in findings])
+    else:
+        _print(console(), snapshot, findings)
+    context.exit(Exit.FOUND if stops_reuse(findings) else Exit.DONE)
+
+
+def _print(out: Console, snapshot: Snapshot, findings: list[Finding]) -> None:
+    for finding in findings:
+        head = Text.assemble(
+            (finding.severity.value, _STYLES[finding.severity]), "  ", (finding.subject, "bold"), "  ", finding.check
+        )
+        out.print(head)
+        out.print(Padding(Text(finding.what), (0, 0, 0, 2)))
+        out.print(Padding(Text(f"Fix: {finding.fix}"), (0, 0, 1, 2)))
+    out.print(Text(_summary(snapshot, findings)))
+
+
+def _summary(snapshot: Snapshot, findings: list[Finding]) -> str:
+    counts = Counter(finding.severity for finding in findings)
+    looked = f"{len(snapshot.registries)} registries, {len(snapshot.nodes or ())} nodes were looked at"
+    if not findings:
+        return f"Nothing found: {looked}."
+    said = ", ".join(
+        f"{counts[severity]} {severity.value}{'s' if counts[severity] != 1 else ''}" for severity in Severity
+    )
+    return f"{said}; {looked}."
