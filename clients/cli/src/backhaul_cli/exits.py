@@ -47,7 +47,7 @@ class CommandError(click.ClickException):
 
     def __init__(self, message: str, code: Exit) -> None:
         super().__init__(message)
-        self.exit_code = int(code)
+        self.exit_code = int(code)  # type: ignore[misc]  # click itself reads it from the instance (core.py, ``main``)
 
 
 def failed(error: BackhaulError) -> CommandError:

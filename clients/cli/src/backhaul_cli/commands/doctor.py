@@ -5,7 +5,6 @@ from dataclasses import asdict
 
 import click
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from backhaul_cli.collect import collect
@@ -19,6 +18,7 @@ from backhaul_cli.settings import Settings, with_settings
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 _MIB = 1024 * 1024
+_WIDEST = 120
 
 
 @click.command("doctor")
@@ -53,9 +53,13 @@ def _print(out: Console, snapshot: Snapshot, findings: list[Finding]) -> None:
             (finding.severity.value, _STYLES[finding.severity]), "  ", (finding.subject, "bold"), "  ", finding.check
         )
         out.print(head)
-        out.print(Padding(Text(finding.what), (0, 0, 0, 2)))
-        out.print(Padding(Text(f"Fix: {finding.fix}"), (0, 0, 1, 2)))
+        click.echo(_paragraph(finding.what, out.width))
+        click.echo(_paragraph(f"Fix: {finding.fix}", out.width) + "\n")
     out.print(Text(_summary(snapshot, findings)))
+
+
+def _paragraph(text: str, width: int) -> str:
+    return click.wrap_text(text, min(width, _WIDEST), initial_indent="  ", subsequent_indent="  ")
 
 
 def _summary(snapshot: Snapshot, findings: list[Finding]) -> str:

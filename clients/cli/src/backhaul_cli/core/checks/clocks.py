@@ -3,10 +3,14 @@
 from collections.abc import Iterator
 
 from backhaul_cli.core.finding import Finding, error, warning
-from backhaul_cli.core.snapshot import Clock, Snapshot
+from backhaul_cli.core.snapshot import Clock, EngineSetup, Snapshot
 
 SKEW_S = 2.0
 """Times of day that differ by less are equal."""
+_STEADY = (
+    "See that the machine is not suspended or migrated while it serves, and that its kernel has a stable clock source "
+    "(/sys/devices/system/clocksource/clocksource0/current_clocksource); then restart vLLM."
+)
 
 
 def engine_clocks(snapshot: Snapshot) -> Iterator[Finding]:
@@ -14,26 +18,45 @@ def engine_clocks(snapshot: Snapshot) -> Iterator[Finding]:
     for node in snapshot.nodes or ():
         agent = snapshot.agents.get(node.node_id)
         for setup in agent.engines.values() if agent is not None else ():
-            if not setup.connected or (setup.clock_known and not setup.clock_jump_count):
-                continue
-            if not setup.clock_jump_count:
-                yield warning(
-                    "engine-clock-unknown",
-                    node.node_id,
-                    "The engine's clock is not known yet, so nothing that it holds is granted.",
-                    "Ask again in a moment. If it stays so, the engine is too busy to answer its agent's pings.",
-                )
-                continue
-            yield error(
-                "clock-skew",
-                node.node_id,
-                f"The engine's clock has jumped {setup.clock_jump_count} times, beside its agent's: deadlines cannot "
-                "be "
-                "counted on, and nothing is granted or read until it runs evenly.",
-                "See that the machine is not suspended or migrated while it serves and that its kernel has a stable "
-                "clock "
-                "source (/sys/devices/system/clocksource/clocksource0/current_clocksource); then restart vLLM.",
-            )
+            if setup.connected and not setup.clock_known:
+                yield _skewed(node.node_id, setup) if setup.clock_jump_count else _unknown(node.node_id)
+            elif setup.connected and setup.clock_jump_count:
+                yield _jumped(node.node_id, setup)
+
+
+def _skewed(node_id: str, setup: EngineSetup) -> Finding:
+    return error(
+        "clock-skew",
+        node_id,
+        f"The engine's clock does not run like its agent's ({_times(setup)}): deadlines cannot be counted on, and "
+        "nothing "
+        "that it holds is granted until it runs evenly.",
+        _STEADY,
+    )
+
+
+def _jumped(node_id: str, setup: EngineSetup) -> Finding:
+    return warning(
+        "clock-jumped",
+        node_id,
+        f"The engine's clock runs evenly now, and has not always ({_times(setup)}): engines that knew it before read "
+        "no blocks "
+        "of it until it restarts.",
+        _STEADY,
+    )
+
+
+def _unknown(node_id: str) -> Finding:
+    return warning(
+        "engine-clock-unknown",
+        node_id,
+        "The engine's clock is not known yet, so nothing that it holds is granted.",
+        "Ask again in a moment. If it stays so, the engine is too busy to answer its agent's pings.",
+    )
+
+
+def _times(setup: EngineSetup) -> str:
+    return "it has jumped once" if setup.clock_jump_count == 1 else f"it has jumped {setup.clock_jump_count} times"
 
 
 def times_of_day(snapshot: Snapshot) -> Iterator[Finding]:
