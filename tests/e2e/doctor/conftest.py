@@ -22,6 +22,7 @@ ETCD_DELAY_S = 0.03
 NOWHERE = "127.0.0.1:1"
 ELSEWHERE = "[::ffff:127.0.0.1]"
 """Loopback in a form that agents do not take for it."""
+NO_EVENTS = ("--kv-events", "")
 TEMPLATE = ("--template", "drop-reasoning")
 
 
@@ -45,7 +46,7 @@ class FaultyNetwork(BreakableNetwork):
     """Slows etcd, has one agent told to be where nobody listens, and one to be on another machine."""
 
     def between(self, source: str, target: str, address: str) -> str:
-        if (source, target) == ("routers", "agent-decode-3"):
+        if (source, target) == ("routers", "agent-decode-2"):
             return NOWHERE
         if (source, target) == ("routers", "agent-decode-4"):
             return address.replace("127.0.0.1", ELSEWHERE)
@@ -64,10 +65,13 @@ def faulty_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             prefill=[SimulatedEngine(flags=TEMPLATE)],
             decode=[
                 SimulatedEngine(flags=TEMPLATE),
-                SimulatedEngine(connector=False, flags=TEMPLATE, agent_flags=("--kv-events", "")),
-                SimulatedEngine(flags=("--no-bidirectional", *TEMPLATE)),
-                SimulatedEngine(flags=("--block-size", "16", *TEMPLATE), agent_env={"PYTHONPATH": _first(no_nixl)}),
-                SimulatedEngine(ttl_s=8, flags=("--clock-rate-ppm", "20000", *TEMPLATE)),
+                SimulatedEngine(connector=False, flags=TEMPLATE, agent_flags=NO_EVENTS),
+                SimulatedEngine(flags=("--no-bidirectional", *TEMPLATE), agent_flags=NO_EVENTS),
+                SimulatedEngine(
+                    ttl_s=8,
+                    flags=("--block-size", "16", "--clock-rate-ppm", "20000", *TEMPLATE),
+                    agent_env={"PYTHONPATH": _first(no_nixl)},
+                ),
             ],
             router_flags=["--prefer", "warm", "--lookup-budget-s", "0.5", "--explain"],
             network=network,

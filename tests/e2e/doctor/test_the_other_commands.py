@@ -24,13 +24,14 @@ def chat(faulty_stack: Stack) -> Iterator[Chat]:
 
 @pytest.fixture(scope="module")
 def set_id(backhaul: Run, chat: Chat) -> str:
-    """A block set that a turn of the conversation ``talk`` left."""
+    """A block set that a turn of the conversation ``talk`` left at decode-1."""
     found: list[str] = []
 
     def held() -> bool:
         assert chat.send(opening()).status == 200
         answer = backhaul("conversation", "talk", "--json")
-        found[:] = [one["set_id"] for one in answer.document if one["at_owner"]] if answer.code == 0 else []
+        sets = answer.document if answer.code == 0 else []
+        found[:] = [one["set_id"] for one in sets if one["at_owner"] and one["node_id"] == "decode-1"]
         return bool(found)
 
     eventually(held, within_s=60)
@@ -54,8 +55,7 @@ def test_a_conversation_leads_to_its_block_set_and_its_owner_says_how_long_it_is
 
 
 def test_blocks_lists_what_a_node_holds(backhaul: Run, set_id: str) -> None:
-    holder = backhaul("conversation", "talk", "--json").document[0]["node_id"]
-    answer = backhaul("blocks", holder)
+    answer = backhaul("blocks", "decode-1")
     assert (answer.code, set_id in answer.text) == (0, True)
 
 
@@ -63,7 +63,7 @@ def test_blocks_says_which_nodes_do_not_tell_and_ends_with_3(backhaul: Run, set_
     answer = backhaul("blocks")
     assert answer.code == 3
     assert set_id in answer.text
-    assert "decode-3" in answer.text.splitlines()[-1]
+    assert "decode-2" in answer.text.splitlines()[-1]
 
 
 def test_a_trace_is_what_a_block_set_and_the_logs_tell(backhaul: Run, faulty_stack: Stack, chat: Chat) -> None:
@@ -102,7 +102,7 @@ def test_top_shows_each_node_once_per_look(backhaul: Run) -> None:
     looks = [json.loads(line) for line in answer.text.splitlines()]
     assert len(looks) == 2
     loads = {load["node_id"]: load for load in looks[-1]}
-    assert loads["decode-3"]["problem"]
+    assert loads["decode-2"]["problem"]
     assert not loads["decode-1"]["problem"]
     assert "prefill-1" in backhaul("top", "--count", "1").text
 
@@ -112,10 +112,10 @@ def test_the_shell_completes_nodes(backhaul: Run, faulty_stack: Stack) -> None:
     words = f"backhaul blocks --registry {faulty_stack.registries[0]} decode-"
     env = {"_BACKHAUL_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "4"}
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False)
-    assert [line for line in done.stdout.splitlines() if line.endswith("decode-5")]
+    assert [line for line in done.stdout.splitlines() if line.endswith("decode-4")]
 
 
 def test_a_drained_node_leaves(backhaul: Run, findings: Findings) -> None:
-    answer = backhaul("drain", "decode-5", "--within-s", "1", "--wait")
-    assert (answer.code, answer.text.splitlines()[-1].startswith("decode-5 has left")) == (0, True)
-    eventually(lambda: backhaul("blocks", "decode-5").code == 5, within_s=20)
+    answer = backhaul("drain", "decode-4", "--within-s", "1", "--wait")
+    assert (answer.code, answer.text.splitlines()[-1].startswith("decode-4 has left")) == (0, True)
+    eventually(lambda: backhaul("blocks", "decode-4").code == 5, within_s=20)

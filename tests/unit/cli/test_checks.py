@@ -79,6 +79,13 @@ CASES = {
         cluster(node("prefill-1"), node("decode-1", engine_url="http://localhost:8200")),
         ("engine-url-local", "error", "decode-1", "localhost", "--advertise-engine-url"),
     ),
+    "an engine at loopback whose agent is not": (
+        cluster(
+            agents={"decode-1": agent("decode-1", engine_url_problem="routers are told ...")},
+            registries=(registry(address="127.0.0.1:7100"),),
+        ),
+        ("engine-url-local", "error", "decode-1", "http://10.0.0.2:8200", "--advertise-engine-url"),
+    ),
     "a router that is not ready": (
         cluster(router=Router(url="http://r", not_ready="no usable pair")),
         ("router-not-ready", "error", "router http://r", "no usable pair", "--registry"),

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from backhaul_cli.core.finding import Finding, error, note, warning
 from backhaul_cli.core.snapshot import Node, Snapshot
-from backhaul_common.addresses import loopback
+from backhaul_common.addresses import join_address, loopback
 
 
 def registries(snapshot: Snapshot) -> Iterator[Finding]:
@@ -119,17 +119,16 @@ def _agent(node: Node, snapshot: Snapshot) -> Iterator[Finding]:
 
 def _advertised(node: Node, snapshot: Snapshot) -> Iterator[Finding]:
     """A cluster whose registries all are on this machine may be on this machine as a whole."""
-    if all(map(loopback, (registry.address for registry in snapshot.registries))):
-        return
-    if _known(node.agent_address) and loopback(node.agent_address):
+    elsewhere = not all(loopback(registry.address) for registry in snapshot.registries)
+    if elsewhere and ":" in node.agent_address and loopback(node.agent_address):
         yield error(
             "agent-address-local",
             node.node_id,
             f"The agent tells routers to reach it at {node.agent_address}, which no other machine can.",
             "Set its --advertise to host:port with an address of its machine.",
         )
-    host = urlsplit(node.engine_url).hostname or ""
-    if host and loopback(f"[{host}]:0" if ":" in host else f"{host}:0"):
+    agent = snapshot.agents.get(node.node_id)
+    if (elsewhere and _local_url(node.engine_url)) or (agent is not None and agent.engine_url_problem):
         yield error(
             "engine-url-local",
             node.node_id,
@@ -138,5 +137,6 @@ def _advertised(node: Node, snapshot: Snapshot) -> Iterator[Finding]:
         )
 
 
-def _known(address: str) -> bool:
-    return ":" in address
+def _local_url(url: str) -> bool:
+    host = urlsplit(url).hostname
+    return bool(host) and loopback(join_address(host or "", 0))
