@@ -9,7 +9,6 @@ from backhaul_cli.core.finding import Severity
 from backhaul_cli.core.snapshot import Agent, Clock, EngineSetup, Nixl, Node, Router, Snapshot
 from tests.fakes.cluster_seen import ANSWER, PROMPT, agent, cluster, engine, etcd, node, probe, registry
 
-LOCAL = {"agent_address": "127.0.0.1:7201"}
 
 
 def lacking(problem: str) -> Snapshot:
@@ -72,7 +71,7 @@ CASES = {
         ("agent-too-old", "note", "decode-1", "too old", "Upgrade"),
     ),
     "an agent at loopback": (
-        cluster(node("prefill-1"), node("decode-1", **LOCAL)),
+        cluster(node("prefill-1"), node("decode-1", agent_address="127.0.0.1:7201")),
         ("agent-address-local", "error", "decode-1", "127.0.0.1:7201", "--advertise"),
     ),
     "an engine at loopback": (
