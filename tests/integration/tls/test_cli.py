@@ -1,6 +1,7 @@
 """The command line under TLS, and with a tenant's key."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -78,6 +79,18 @@ def router() -> Iterator[tuple[str, list[str | None]]]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+async def test_something_else_than_a_router_is_told_and_no_traceback() -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HELO\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(babble, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        answer = await run("doctor", "--json", "--registry", "127.0.0.1:1", "--router", f"http://127.0.0.1:{port}")
+    assert [one["check"] for one in json.loads(answer.stdout)] == ["registry-unreachable", "router-unreachable"]
 
 
 @pytest.mark.parametrize("source", ["file", "environment"])

@@ -10,7 +10,6 @@ from backhaul_cli.core.snapshot import Agent, Clock, EngineSetup, Nixl, Node, Ro
 from tests.fakes.cluster_seen import ANSWER, PROMPT, agent, cluster, engine, etcd, node, probe, registry
 
 
-
 def lacking(problem: str) -> Snapshot:
     return cluster(node("prefill-1"), with_engine("decode-1", reuse=False, reuse_problem=problem))
 
@@ -219,11 +218,21 @@ CASES = {
     ),
     "a template that drops reasoning": (
         cluster(templates=(probe(kind="with reasoning", following=(*PROMPT, 7, 8, 9)),)),
-        ("template-drops-history", "warning", "model m", "only 100 of the 200 tokens", "reasoning"),
+        ("template-drops-history", "warning", "model m", "drops what the answer thought", "keep reasoning"),
+    ),
+    "a template that changes answers": (
+        cluster(templates=(probe(following=(*PROMPT, *ANSWER[:10], 7, 8, 9)),)),
+        ("template-drops-history", "warning", "model m", "changes an answer", "keep reasoning"),
     ),
     "a template that begins anew": (
         cluster(templates=(probe(following=(*PROMPT[:4], 7, 8, 9)),)),
-        ("template-drops-history", "warning", "model m", "196 tokens cannot be reused", "only appends"),
+        (
+            "template-drops-history",
+            "warning",
+            "model m",
+            "writes the beginning of the conversation anew",
+            "only appends",
+        ),
     ),
     "a template that could not be tried": (
         cluster(templates=(), template_problems=("m: 404",)),
@@ -260,6 +269,7 @@ WELL = {
     "sizes of which one divides the other": cluster(
         with_engine("prefill-1", tp_size=2), with_engine("decode-1", tp_size=8)
     ),
+    "no KV events on prefill": cluster(agents={"prefill-1": agent("prefill-1", kv_events=False)}),
     "no NIXL on prefill": cluster(agents={"prefill-1": agent("prefill-1", nixl=Nixl.MISSING)}),
     "a prefill lease of three heartbeats": with_setup("prefill-1", lease_s=90),
     "a connector that is away, and its clock with it": with_setup("decode-1", clock_known=False, connected=False),
@@ -268,6 +278,7 @@ WELL = {
     "a large etcd with a larger quota": cluster(
         registries=(registry(etcd=etcd(size_bytes=3 * 2**30)),), etcd_quota_bytes=8 * 2**30
     ),
+    "the oldest sound etcd 3.5": with_etcd(version="3.5.7"),
     "the etcd of Debian": with_etcd(version="3.4.23"),
     "an etcd that is newer": with_etcd(version="3.6.4"),
     "a seam that is tokenized anew": cluster(templates=(probe(following=(*PROMPT, *ANSWER[:-8], 1, 2)),)),
@@ -303,6 +314,12 @@ def test_a_machine_whose_own_clock_is_wrong_is_named_and_not_all_the_others() ->
     agents = {name: agent(name, clock=late) for name in ("prefill-1", "decode-1")}
     seen = cluster(agents=agents, registries=(registry(clock=late),))
     assert [(one.check, one.subject) for one in diagnose(seen)] == [("time-of-day-skew", "this machine")]
+
+
+def test_what_a_template_costs_is_counted_in_tokens() -> None:
+    (found,) = diagnose(cluster(templates=(probe(following=(*PROMPT, 7, 8, 9)),)))
+    assert "agrees with only 100 of the 200 tokens" in found.what
+    assert "100 tokens cannot be reused" in found.what
 
 
 def test_a_rank_is_named_where_a_node_has_several() -> None:

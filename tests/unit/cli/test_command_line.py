@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 from backhaul_cli.__main__ import cli
 from backhaul_cli.commands.trace import _lines
 from backhaul_cli.exits import Exit, failed
+from backhaul_cli.output import plain
 from backhaul_common.errors import (
     BackhaulError,
     DeadlineExceededError,
@@ -89,6 +90,10 @@ def test_the_exit_codes_are_told_by_help_too() -> None:
     told = " ".join(run("--help").output.split())
     for code in Exit:
         assert f"{int(code)} " in told
+
+
+def test_what_others_say_does_nothing_to_a_terminal() -> None:
+    assert plain("\x1b[2Jgone\r\nü 10 ms") == " [2Jgone  ü 10 ms"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -4,6 +4,7 @@ from enum import IntEnum
 
 import click
 
+from backhaul_cli.output import plain
 from backhaul_common.errors import (
     BackhaulError,
     DeadlineExceededError,
@@ -46,7 +47,7 @@ class CommandError(click.ClickException):
     """Ends the command with a message and a code."""
 
     def __init__(self, message: str, code: Exit) -> None:
-        super().__init__(message)
+        super().__init__(plain(message))
         self.exit_code = int(code)  # type: ignore[misc]  # click itself reads it from the instance (core.py, ``main``)
 
 

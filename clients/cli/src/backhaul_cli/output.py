@@ -42,8 +42,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     for column in columns:
         made.add_column(column.removesuffix("#"), justify="right" if column.endswith("#") else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+        made.add_row(*(Text(plain(str(cell))) for cell in row))
     return made
+
+
+def plain(text: str) -> str:
+    """Returns what others said in one line that does nothing to a terminal."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def span(seconds: float) -> str:

@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http.client import HTTPException
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -157,7 +158,7 @@ class Services:
                 return response.status, json.loads(response.read(_MAX_BODY_BYTES))
         except urllib.error.HTTPError as error:
             return error.code, _document(error.read(_MAX_BODY_BYTES))
-        except (OSError, ValueError) as error:
+        except (OSError, HTTPException, ValueError) as error:
             raise UnavailableError("ROUTER_UNAVAILABLE", f"{self._settings.router} does not answer: {error}") from error
 
     def _opener(self) -> urllib.request.OpenerDirector:

@@ -12,7 +12,7 @@ from backhaul_cli.core.doctor import diagnose, stops_reuse
 from backhaul_cli.core.finding import Finding, Severity
 from backhaul_cli.core.snapshot import Snapshot
 from backhaul_cli.exits import Exit
-from backhaul_cli.output import console, print_json
+from backhaul_cli.output import console, plain, print_json
 from backhaul_cli.running import running
 from backhaul_cli.settings import Settings, with_settings
 
@@ -59,7 +59,7 @@ def _print(out: Console, snapshot: Snapshot, findings: list[Finding]) -> None:
 
 
 def _paragraph(text: str, width: int) -> str:
-    return click.wrap_text(text, min(width, _WIDEST), initial_indent="  ", subsequent_indent="  ")
+    return click.wrap_text(plain(text), min(width, _WIDEST), initial_indent="  ", subsequent_indent="  ")
 
 
 def _summary(snapshot: Snapshot, findings: list[Finding]) -> str:

@@ -5,7 +5,7 @@ from typing import BinaryIO
 import click
 
 from backhaul.router.v1 import router_pb2, router_pb2_grpc
-from backhaul_cli.output import as_document, console, print_json, table
+from backhaul_cli.output import as_document, console, plain, print_json, table
 from backhaul_cli.running import running
 from backhaul_cli.services import asked
 from backhaul_cli.settings import Settings, with_settings
@@ -49,7 +49,7 @@ def explain(settings: Settings, body: BinaryIO, api: str, session_id: str) -> No
     console().print(table(columns, map(_way, answer.ways)))
     for leg in answer.legs:
         for removal in leg.removals:
-            click.echo(f"{leg.leg}: the filter {removal.filter} removed {', '.join(removal.engines)}")
+            click.echo(plain(f"{leg.leg}: the filter {removal.filter} removed {', '.join(removal.engines)}"))
 
 
 def _way(way: router_pb2.Way) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ import click
 
 from backhaul_cli.commands.blocks import STATES, complain, held_by, left
 from backhaul_cli.exits import CommandError, Exit
-from backhaul_cli.output import as_document, console, print_json, table
+from backhaul_cli.output import as_document, console, plain, print_json, table
 from backhaul_cli.running import running
 from backhaul_cli.settings import Settings, with_settings
 
@@ -83,7 +83,7 @@ def _print(sets: Iterable[tuple[str, Any]], lines: Iterable[tuple[Path, str]]) -
     if rows:
         console().print(table(("node", "block set", "state", "tokens#", "time left#"), rows))
     for path, line in lines:
-        click.echo(f"{path.name}: {line}")
+        click.echo(f"{path.name}: {plain(line)}")
 
 
 def _nothing(turn_id: str, *, looked_in_logs: bool) -> str:

@@ -50,6 +50,5 @@ def hand_offs(snapshot: Snapshot) -> Iterator[Finding]:
 
 def _asked(snapshot: Snapshot, role: str) -> Iterator[tuple[Node, Agent]]:
     for node in snapshot.nodes or ():
-        agent = snapshot.agents.get(node.node_id)
-        if node.role == role and agent is not None:
-            yield node, agent
+        if node.role == role:
+            yield node, snapshot.agents.get(node.node_id, Agent())
