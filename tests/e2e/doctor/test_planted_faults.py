@@ -52,7 +52,7 @@ def test_people_read_the_same_and_the_command_ends_with_6(backhaul: Run, finding
     for one in findings:
         assert one["check"] in answer.text
         assert one["what"].split()[0] in answer.text
-    assert "5 nodes were looked at" in answer.text
+    assert "looked at 1 registry and 5 nodes" in answer.text
 
 
 def test_a_registry_that_is_gone_beside_another_is_a_warning(faulty_stack: Stack, backhaul: Run) -> None:

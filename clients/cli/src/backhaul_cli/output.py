@@ -51,6 +51,11 @@ def plain(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number with its noun, in the singular or with an s."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def span(seconds: float) -> str:
     """Returns a time in words that fit a column."""
     if seconds < 120:

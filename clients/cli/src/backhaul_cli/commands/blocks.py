@@ -9,7 +9,7 @@ from backhaul.agent.v1 import agent_pb2
 from backhaul.registry.v1 import registry_pb2
 from backhaul_cli.completing import complete_node
 from backhaul_cli.exits import CommandError, Exit
-from backhaul_cli.output import as_document, console, print_json, span, table
+from backhaul_cli.output import as_document, console, counted, print_json, span, table
 from backhaul_cli.running import running
 from backhaul_cli.services import Services, all_at_once
 from backhaul_cli.settings import Settings, with_settings
@@ -81,8 +81,8 @@ def _print(held: list[tuple[str, agent_pb2.BlockSet]]) -> None:
         for node_id, one in held
     ]
     console().print(table(("node", "block set", "state", "tokens#", "blocks#", "time left#"), rows))
-    sets, tokens = len(held), sum(one.token_count for _, one in held)
-    console().print(f"{sets} block sets, {tokens:,} tokens. Blocks that sets share count in each.")
+    sets, tokens = counted(len(held), "block set"), counted(sum(one.token_count for _, one in held), "token")
+    click.echo(f"{sets}, {tokens}. Blocks that sets share count in each.")
 
 
 def left(one: agent_pb2.BlockSet) -> str:

@@ -12,7 +12,7 @@ from backhaul_cli.core.doctor import diagnose, stops_reuse
 from backhaul_cli.core.finding import Finding, Severity
 from backhaul_cli.core.snapshot import Snapshot
 from backhaul_cli.exits import Exit
-from backhaul_cli.output import console, plain, print_json
+from backhaul_cli.output import console, counted, plain, print_json
 from backhaul_cli.running import running
 from backhaul_cli.settings import Settings, with_settings
 
@@ -64,10 +64,11 @@ def _paragraph(text: str, width: int) -> str:
 
 def _summary(snapshot: Snapshot, findings: list[Finding]) -> str:
     counts = Counter(finding.severity for finding in findings)
-    looked = f"{len(snapshot.registries)} registries, {len(snapshot.nodes or ())} nodes were looked at"
+    looked = f"looked at {_registries(len(snapshot.registries))} and {counted(len(snapshot.nodes or ()), 'node')}"
     if not findings:
         return f"Nothing found: {looked}."
-    said = ", ".join(
-        f"{counts[severity]} {severity.value}{'s' if counts[severity] != 1 else ''}" for severity in Severity
-    )
-    return f"{said}; {looked}."
+    return f"{', '.join(counted(counts[severity], severity.value) for severity in Severity)}; {looked}."
+
+
+def _registries(count: int) -> str:
+    return "1 registry" if count == 1 else f"{count} registries"

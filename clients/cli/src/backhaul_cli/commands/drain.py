@@ -6,7 +6,7 @@ import click
 
 from backhaul.agent.v1 import agent_pb2
 from backhaul_cli.completing import complete_node
-from backhaul_cli.output import as_document, print_json, print_json_line, span
+from backhaul_cli.output import as_document, counted, print_json, print_json_line, span
 from backhaul_cli.running import running
 from backhaul_cli.services import asked
 from backhaul_cli.settings import Settings, with_settings
@@ -47,8 +47,6 @@ def _say(settings: Settings, node_id: str, answer: agent_pb2.DrainResponse, *, l
     elif left:
         click.echo(f"{node_id} has left. Its engine and its agent may be stopped.")
     else:
-        click.echo(
-            f"{node_id} drains: {answer.running_count} requests run, {answer.remaining_count} block sets are held, "
-            "it leaves "
-            f"in {span(seconds(answer.remaining_time))} at the latest."
-        )
+        runs, held = counted(answer.running_count, "request"), counted(answer.remaining_count, "block set")
+        left_in = span(seconds(answer.remaining_time))
+        click.echo(f"{node_id} drains: {runs} to finish, {held} to let go; it leaves in {left_in} at the latest.")

@@ -6,7 +6,7 @@ from backhaul.agent.v1 import agent_pb2
 from backhaul.router.v1 import router_pb2, router_pb2_grpc
 from backhaul_cli.completing import complete_node
 from backhaul_cli.exits import CommandError, Exit
-from backhaul_cli.output import as_document, print_json
+from backhaul_cli.output import as_document, counted, print_json
 from backhaul_cli.running import running
 from backhaul_cli.services import asked
 from backhaul_cli.settings import Settings, with_settings
@@ -52,7 +52,7 @@ def _end(settings: Settings, request: router_pb2.EndConversationRequest) -> None
     if settings.as_json:
         print_json(as_document(ended))
     else:
-        click.echo(f"{ended.released_count} block sets are released, {ended.deferred_count} when they have been read.")
+        _say(ended.released_count, ended.deferred_count)
 
 
 def _release(settings: Settings, node_id: str, set_ids: tuple[str, ...]) -> None:
@@ -63,8 +63,10 @@ def _release(settings: Settings, node_id: str, set_ids: tuple[str, ...]) -> None
     if settings.as_json:
         print_json(as_document(outcome))
     else:
-        click.echo(
-            f"{len(outcome.released)} block sets are released, {len(outcome.deferred)} when they have been read."
-        )
+        _say(len(outcome.released), len(outcome.deferred))
     if outcome.unknown:
         raise CommandError(f"{node_id} does not hold {', '.join(outcome.unknown)}", Exit.NOT_FOUND)
+
+
+def _say(released: int, deferred: int) -> None:
+    click.echo(f"Released: {counted(released, 'block set')}; {deferred} more go once they have been read.")
