@@ -97,8 +97,12 @@ CASES = {
         ("no-engine", "error", "decode-1", "knows no engine", "--side-channel"),
     ),
     "no connector on D": (
-        unlike(connector_version="", reuse=False),
+        unlike(connector_version="", reuse=False, second_chance=False),
         ("connector-missing", "error", "decode-1", "not retained", "BACKHAUL_AGENT_SOCKET=/run/backhaul/decode-1.sock"),
+    ),
+    "no connector, and second chances": (
+        unlike(connector_version="", reuse=False, second_chance=True),
+        ("connector-missing", "warning", "decode-1", "only second chances", "kv_connector_module_path"),
     ),
     "no connector on P": (
         cluster(with_engine("prefill-1", connector_version="", reuse=False), node("decode-1")),

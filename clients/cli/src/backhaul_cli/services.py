@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from http.client import HTTPException
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -86,7 +87,7 @@ class Services:
         problem: BackhaulError | None = None
         for address in self._settings.registries:
             try:
-                return asked(lambda address=address: call(self.registry(address)))  # type: ignore[misc]  # bound now
+                return asked(partial(call, self.registry(address)))
             except UnavailableError as error:
                 problem = problem or error
         where = ", ".join(self._settings.registries)
@@ -113,9 +114,7 @@ class Services:
         token = ""
         for _ in range(_MOST_PAGES):
             request = agent_pb2.ListBlockSetsRequest(page_size=_PAGE, page_token=token)
-            page = asked(
-                lambda request=request: self.agent(address).ListBlockSets(request, timeout=self._settings.timeout_s)  # type: ignore[misc]  # bound now
-            )
+            page = asked(partial(self.agent(address).ListBlockSets, request, timeout=self._settings.timeout_s))
             found += page.block_sets
             token = page.next_page_token
             if not token:

@@ -12,7 +12,7 @@ from backhaul_cli.services import Services
 from backhaul_common.errors import BackhaulError, InternalError
 
 MOST_MODELS = 4
-_QUESTION = "How does a lorry find a load for its way back? " * 8
+_ASKED = {"role": "user", "content": "How does a lorry find a load for its way back? " * 8}
 _ANSWER = "It asks along the road, and takes what lies on its way. " * 8
 _REASONING = "The user asks about lorries, so the return trip matters here. " * 12
 _SHOWN_TOKENS = 12
@@ -25,18 +25,31 @@ def probe_templates(services: Services, models: Sequence[str]) -> tuple[tuple[Te
     problems: list[str] = []
     for model in models[:MOST_MODELS]:
         try:
-            probes += [_probe(services, model, kind) for kind in ("plain", "with reasoning")]
+            probes += _probes(services, model)
         except BackhaulError as error:
             problems.append(f"{model}: {error.message}")
     return tuple(probes), tuple(problems)
 
 
-def _probe(services: Services, model: str, kind: str) -> TemplateProbe:
-    asked = [{"role": "user", "content": _QUESTION}]
-    prompt = _chat(services, model, asked)
-    written, said = _answers(services, model, prompt, kind)
+def _probes(services: Services, model: str) -> list[TemplateProbe]:
+    prompt = _chat(services, model, [_ASKED])
+    thought = f"<think>\n{_REASONING}\n</think>\n\n{_ANSWER}"
+    # Some templates write the first tag themselves, as the end of the prompt: then every answer begins with reasoning.
+    if "<think>" in _words(services, model, prompt[-_SHOWN_TOKENS:]):
+        written = thought.removeprefix("<think>\n")
+        return [_probe(services, model, prompt, "with reasoning", written=written, said=thought)]
+    return [
+        _probe(services, model, prompt, "plain", written=_ANSWER, said=_ANSWER),
+        _probe(services, model, prompt, "with reasoning", written=thought, said=thought),
+    ]
+
+
+def _probe(
+    services: Services, model: str, prompt: tuple[int, ...], kind: str, *, written: str, said: str
+) -> TemplateProbe:
+    """``written`` is what the model generates, ``said`` what a client sends back as history."""
     held = (*prompt, *_text(services, model, written))
-    history = [*asked, {"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}]
+    history = [_ASKED, {"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}]
     following = _chat(services, model, history)
     kept = common(held, following)
     return TemplateProbe(
@@ -48,16 +61,6 @@ def _probe(services: Services, model: str, kind: str) -> TemplateProbe:
         held_text=_words(services, model, held[kept : kept + _SHOWN_TOKENS]),
         following_text=_words(services, model, following[kept : kept + _SHOWN_TOKENS]),
     )
-
-
-def _answers(services: Services, model: str, prompt: Sequence[int], kind: str) -> tuple[str, str]:
-    """Returns what the model would write, and what a client then sends back as history."""
-    if kind == "plain":
-        return _ANSWER, _ANSWER
-    whole = f"<think>\n{_REASONING}\n</think>\n\n{_ANSWER}"
-    # Some templates write the first tag themselves, as the end of the prompt.
-    opened = "<think>" in _words(services, model, prompt[-_SHOWN_TOKENS:])
-    return whole.removeprefix("<think>\n") if opened else whole, whole
 
 
 def _chat(services: Services, model: str, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:

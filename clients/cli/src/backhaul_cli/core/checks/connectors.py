@@ -98,12 +98,14 @@ def _where(node: Node, engine: Engine) -> str:
 
 
 def _missing(node: Node, engine: Engine, agent: Agent) -> Finding:
-    follows = (
-        "what it computes is not retained for the next turn"
-        if node.role == "decode"
-        else "it cannot prove which tokens it may read, so nothing that was retained is read there"
-    )
-    return error(
+    if node.role != "decode":
+        follows = "it cannot prove which tokens it may read, so nothing that was retained is read there"
+    elif engine.second_chance:
+        follows = "what it computes is not retained, and only second chances are left: what it happens to cache still"
+    else:
+        follows = "what it computes is not retained for the next turn"
+    make = warning if engine.second_chance else error
+    return make(
         "connector-missing",
         _where(node, engine),
         f"The {node.role} engine runs without Backhaul's connector: {follows}.",

@@ -6,7 +6,7 @@ from backhaul_cli.core.finding import Finding, note, warning
 from backhaul_cli.core.snapshot import Snapshot, TemplateProbe
 
 TOLERATED = 8
-"""Tokens at the end that may differ: the seam between an answer and the template around it is tokenized anew."""
+"""Tokens at an end that may differ: the seam between an answer and the template around it is tokenized anew."""
 
 
 def templates(snapshot: Snapshot) -> Iterator[Finding]:
@@ -45,15 +45,20 @@ def _drops(probe: TemplateProbe, kept: int) -> Finding:
 
 def _why(probe: TemplateProbe, kept: int) -> str:
     where = f'Held goes on with "{probe.held_text}", the next prompt with "{probe.following_text}".'
-    if kept < probe.prompt_count:
+    if _begins_anew(probe, kept):
         return f"The template writes the beginning of the conversation anew, or leaves it out. {where}"
     if probe.kind == "with reasoning":
         return f"The template drops what the answer thought (between <think> and </think>) once it is history. {where}"
     return f"The template changes an answer once it is history. {where}"
 
 
+def _begins_anew(probe: TemplateProbe, kept: int) -> bool:
+    """Some templates end a prompt with the tag that begins the answer's reasoning: that is the answer's already."""
+    return kept < probe.prompt_count - TOLERATED
+
+
 def _fix(probe: TemplateProbe, kept: int) -> str:
-    if kept < probe.prompt_count:
+    if _begins_anew(probe, kept):
         return (
             "Use a template that only appends (--chat-template): no dates, counters or tool lists that change in "
             "front of the "
