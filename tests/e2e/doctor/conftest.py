@@ -53,7 +53,7 @@ class FaultyNetwork(BreakableNetwork):
         return super().between(source, target, address)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def faulty_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """prefill-1 and decode-1 are well, but for what all share: a slow etcd, and a template that drops reasoning."""
     no_nixl = tmp_path_factory.mktemp("no-nixl")
@@ -81,7 +81,7 @@ def faulty_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def backhaul(faulty_stack: Stack) -> Run:
     """Runs a command against the stack."""
     places = {
@@ -97,7 +97,7 @@ def backhaul(faulty_stack: Stack) -> Run:
     return run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def findings(backhaul: Run) -> Findings:
     """What doctor says, once agents have seen enough of their engines' clocks."""
     found: list[dict[str, str]] = []
