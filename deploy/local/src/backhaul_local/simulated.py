@@ -2,8 +2,8 @@
 
 import importlib.util
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from backhaul_local.engines import MODEL_NAME, EnginePlace
@@ -29,6 +29,8 @@ class SimulatedEngine:
     """Added to the command line."""
     agent_flags: Sequence[str] = ()
     """Added to the command line of its agent."""
+    agent_env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of its agent."""
 
     @property
     def row(self) -> int:

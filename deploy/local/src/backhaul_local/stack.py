@@ -433,7 +433,8 @@ def _agent_env(engine: Engine) -> Mapping[str, str]:
     """A simulated engine hears what the stand-in of nixl says; NIXL itself does not reach it."""
     if not isinstance(engine, SimulatedEngine):
         return {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(nixl_stand_in()), os.environ.get("PYTHONPATH")]))}
+    paths = [str(nixl_stand_in()), os.environ.get("PYTHONPATH")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **engine.agent_env}
 
 
 def _port(address: str) -> int:

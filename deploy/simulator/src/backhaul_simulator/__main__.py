@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from backhaul_simulator import clock, stand_in
 from backhaul_simulator.options import EngineOptions
+from backhaul_simulator.tokens import TEMPLATES
 
 _DEFAULTS = EngineOptions(connector=False)
 
@@ -99,6 +100,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="tcp://*:PORT",
         help="where rank 0 publishes KV events, rank n n ports higher",
     )
+    parser.add_argument(
+        "--template",
+        choices=TEMPLATES,
+        default=_DEFAULTS.template,
+        help="what of a chat's history becomes prompt: all, all but what earlier answers thought, the last message",
+    )
     for name, text in _SSL:
         parser.add_argument(_flag(name), default="", metavar="FILE", help=text)
     parser.add_argument("--ssl-cert-reqs", type=int, default=0, choices=[0, 2], help="2: clients need a certificate")
@@ -132,7 +139,7 @@ def _options(arguments: argparse.Namespace) -> EngineOptions:
         **{name: getattr(arguments, name) for name, _, _ in _NUMBERS},
         **{
             name: getattr(arguments, name)
-            for name in ("agent_socket", "kv_events", "model", "weights", "bidirectional", "connector")
+            for name in ("agent_socket", "kv_events", "model", "template", "weights", "bidirectional", "connector")
         },
     )
 

@@ -39,7 +39,12 @@ async def serve(
     """
     engines = [Engine(options, rank=rank) for rank, options in of_ranks.items()]
     options = engines[0].options
-    served = Served(model=options.model, max_model_len=engines[0].max_model_len, vocabulary=options.vocabulary)
+    served = Served(
+        model=options.model,
+        max_model_len=engines[0].max_model_len,
+        vocabulary=options.vocabulary,
+        template=options.template,
+    )
     server = Server(engines, served, block_size=options.block_size, api_key=api_key, store=store)
     tasks = [asyncio.create_task(engine.run(), name=f"engine-{engine.rank}") for engine in engines]
     runner = web.AppRunner(

@@ -20,6 +20,8 @@ class Served:
     model: str
     max_model_len: int
     vocabulary: int
+    template: str = "whole"
+    """What of a chat's history becomes prompt: one of `tokens.TEMPLATES`."""
 
 
 def check_model(model: str | None, served: Served) -> None:

@@ -173,6 +173,7 @@ def _chat_tokens(body: Chat | ChatToTokenize, served: Served, extras: Mapping[st
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             vocabulary=served.vocabulary,
+            template=served.template,
         )
     except tokens.MediaError as error:
         raise RefusedError(str(error)) from error

@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from backhaul_simulator.tokens import TEMPLATES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
@@ -13,6 +15,9 @@ class EngineOptions:
     weights: str = "weights"
     """Names the weights: engines with different ones compute different KV content."""
     vocabulary: int = 50_000
+    template: str = "whole"
+    """What of a chat's history becomes prompt: ``whole``; ``drop-reasoning``, without what earlier answers thought, as
+    many templates do; ``last-message``, nothing but what was said last."""
     end_rate: int = 64
     """About one generated token in so many ends the turn."""
     block_size: int = 32
@@ -82,6 +87,8 @@ class EngineOptions:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.block_count < 2:
             raise ValueError(f"block_count must be at least 2 (one is the null block), got {self.block_count}")
+        if self.template not in TEMPLATES:
+            raise ValueError(f"template must be one of {', '.join(TEMPLATES)}, got {self.template!r}")
         if self.kv_events and not re.fullmatch(r"tcp://\*:[0-9]{1,5}", self.kv_events):
             # vLLM takes any other address for one to connect to, and nobody hears it.
             raise ValueError(f"kv_events must be of the form tcp://*:PORT, got {self.kv_events!r}")

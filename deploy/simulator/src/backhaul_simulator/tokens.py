@@ -20,6 +20,11 @@ _EXTRAS = 8
 
 _WORD = re.compile(r"t\d{1,9}(?!\w)|\w{1,12}|[^\w\s]")
 
+TEMPLATES = ("whole", "drop-reasoning", "last-message")
+"""What of a chat's history a template may show to the model."""
+
+_REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)
+
 MAX_TOKEN_CHARS = 12
 """Characters that one token of a text has at most."""
 
@@ -51,6 +56,7 @@ def encode_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     vocabulary: int = VOCABULARY,
+    template: str = "whole",
 ) -> list[int]:
     """Returns the tokens of a chat.
 
@@ -64,7 +70,7 @@ def encode_chat(
         tokens += [_START, _TOOLS, *encode(_text_of(tools), vocabulary=vocabulary), EOS]
     if extras:
         tokens += [_START, _EXTRAS, *encode(_text_of(extras), vocabulary=vocabulary), EOS]
-    for message in messages:
+    for message in _shown(messages, template):
         tokens += [_START, _ROLES.get(str(message.get("role")), _ROLES["user"])]
         tokens += encode("\n".join(_parts(message)), vocabulary=vocabulary)
         tokens.append(EOS)
@@ -73,6 +79,19 @@ def encode_chat(
     elif add_generation_prompt:
         tokens += [_START, _ROLES["assistant"]]
     return tokens
+
+
+def _shown(messages: Sequence[Mapping[str, Any]], template: str) -> Sequence[Mapping[str, Any]]:
+    if template == "last-message":
+        return messages[-1:]
+    return [_without_reasoning(message) for message in messages] if template == "drop-reasoning" else messages
+
+
+def _without_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str):
+        return message
+    return {**message, "reasoning": None, "content": _REASONING.sub("", content)}
 
 
 def text_of_parts(parts: Sequence[Mapping[str, Any]]) -> str:

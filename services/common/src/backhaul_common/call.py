@@ -23,6 +23,9 @@ from backhaul_common.tls.files import TlsFiles, read_material, time_of_day
 
 _APIS = (
     *(f"backhaul.{area}.v1.{area}_pb2" for area in ("agent", "registry", "router")),
+    "backhaul.agent.v1.diagnosis_pb2",
+    "backhaul.registry.v1.diagnosis_pb2",
+    "backhaul.router.v1.conversation_pb2",
     "backhaul.router.v1.gateway_pb2",
     "backhaul.router.v1.http_pb2",
     "grpc_health.v1.health_pb2",

@@ -12,7 +12,7 @@ import structlog
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from backhaul.agent.v1 import agent_pb2_grpc
+from backhaul.agent.v1 import agent_pb2_grpc, diagnosis_pb2_grpc
 from backhaul_common.addresses import split_address
 from backhaul_common.clock import Clock, SystemClock
 from backhaul_common.errors import UnavailableError
@@ -41,6 +41,8 @@ from backhaul_node_agent.core.owner import Owner
 from backhaul_node_agent.core.retention import renewing
 from backhaul_node_agent.core.retention.gaps import Gaps
 from backhaul_node_agent.core.retention.policy import Benefit, Lru, Policy
+from backhaul_node_agent.diagnosis_service import SERVICE_NAME as DIAGNOSIS_SERVICE_NAME
+from backhaul_node_agent.diagnosis_service import DiagnosisServicer, EngineSetup, Setup
 from backhaul_node_agent.drain import Drain
 from backhaul_node_agent.engine_probe import EngineProbe, SideChannel
 from backhaul_node_agent.engine_requests import EngineRequests
@@ -175,7 +177,7 @@ class App:
             self._load_watch = LoadWatch(self._engine_loads.loads, self._clock)
             grpc_server = GrpcServer(
                 address=config.listen,
-                service_names=[SERVICE_NAME, LOAD_SERVICE_NAME],
+                service_names=[SERVICE_NAME, LOAD_SERVICE_NAME, DIAGNOSIS_SERVICE_NAME],
                 tls=self._tls,
                 callers=config.tls_callers,
             )
@@ -184,6 +186,9 @@ class App:
                 grpc_server.server,
             )
             agent_pb2_grpc.add_LoadServiceServicer_to_server(LoadServicer(self._load_watch), grpc_server.server)
+            diagnosis_pb2_grpc.add_DiagnosisServiceServicer_to_server(
+                DiagnosisServicer(self._setup), grpc_server.server
+            )
             self._observe()
             if self._measured is not None:
                 endpoint = MetricsEndpoint(config.listen_metrics, self._measured, tls=self._tls)
@@ -346,6 +351,24 @@ class App:
             _log.warning("side channel not reachable from elsewhere", engine=facts.engine_id, problem=problem)
         if self._config.role == "decode" and (problem := renewing.problem(facts, self._limits)):
             _log.warning("block sets cannot be kept", engine=facts.engine_id, problem=problem)
+
+    def _setup(self) -> Setup:
+        config = self._config
+        return Setup(
+            nixl_available=self._notifier.available,
+            nixl_starting=self._notifier.starting,
+            kv_events=bool(config.kv_events),
+            connector_socket=str(config.socket_path),
+            engine_url_problem=engine_url_problem(config.advertised_engine_url, self._advertised_host),
+            engines=[
+                EngineSetup(
+                    facts=facts,
+                    clock=self._owner.clock(facts.engine_id),
+                    retention_problem=renewing.problem(facts, self._limits) if config.role == "decode" else "",
+                )
+                for facts in self._owner.engines()
+            ],
+        )
 
     def _address_of(self, engine_id: str) -> EngineAddress | None:
         # The engine's own host name is how its peers reach it; beside it, the configured one does.

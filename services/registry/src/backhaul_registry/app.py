@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 import structlog
 from prometheus_client import CollectorRegistry
 
+from backhaul.registry.v1.diagnosis_pb2_grpc import add_DiagnosisServiceServicer_to_server
 from backhaul.registry.v1.registry_pb2_grpc import (
     add_IndexServiceServicer_to_server,
     add_NodeServiceServicer_to_server,
@@ -21,6 +22,8 @@ from backhaul_registry.availability import Availability
 from backhaul_registry.condition import Condition
 from backhaul_registry.config import Config
 from backhaul_registry.core.model import Node, Pointer
+from backhaul_registry.diagnosis_service import SERVICE_NAME as DIAGNOSIS_NAME
+from backhaul_registry.diagnosis_service import DiagnosisService
 from backhaul_registry.etcd_store import NodeStore, PointerStore
 from backhaul_registry.hub import Hub
 from backhaul_registry.index_service import IndexService
@@ -38,7 +41,7 @@ WRITES = "backhaul.registry.v1.writes"
 AGENTS_METHODS = ("JoinNode", "PublishBlockSets")
 """Methods that only agents call."""
 
-SERVICE_NAMES = ("backhaul.registry.v1.IndexService", "backhaul.registry.v1.NodeService")
+SERVICE_NAMES = ("backhaul.registry.v1.IndexService", "backhaul.registry.v1.NodeService", DIAGNOSIS_NAME)
 
 
 async def run(
@@ -74,6 +77,7 @@ async def run(
         index_service = IndexService(PointerStore(etcd, keys, records), pointers, stopping, ttl_s=config.pointer_ttl_s)
         add_NodeServiceServicer_to_server(node_service, server.server)
         add_IndexServiceServicer_to_server(index_service, server.server)
+        add_DiagnosisServiceServicer_to_server(DiagnosisService(client, keys.nodes, clock), server.server)
 
         async def tell(problem: BackhaulError | None) -> None:
             await server.set_serving(problem is None)

@@ -21,6 +21,7 @@ from backhaul_router.admission import Admission
 from backhaul_router.attempts import Attempts
 from backhaul_router.choosing import Chooser
 from backhaul_router.config import Config
+from backhaul_router.conversation_service import ConversationService
 from backhaul_router.conversations import Conversations
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.nodes import NodeTable
@@ -225,6 +226,7 @@ async def running(config: Config, measured: CollectorRegistry | None = None) -> 
             body_limit_bytes=int(config.body_limit),
             send_s=config.send_timeout_s,
         )
+        finding = ConversationService(conversations, admission, explain=config.explain)
         http_api = HttpApiService(
             turns=turns,
             conversations=conversations,
@@ -233,7 +235,7 @@ async def running(config: Config, measured: CollectorRegistry | None = None) -> 
             body_limit_bytes=int(config.body_limit),
             send_s=config.send_timeout_s,
         )
-        grpc_server = grpc_servers.client_server(config, inference, http_api, client_tls)
+        grpc_server = grpc_servers.client_server(config, inference, http_api, finding, client_tls)
         picker = ExternalProcessor(
             turns=turns,
             admission=admission,

@@ -1,4 +1,4 @@
-"""Ends conversations: what decode engines retain for their next turn is released by its owners."""
+"""Ends and finds conversations: what decode engines retain for their next turn."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
@@ -37,7 +37,7 @@ _NO_NIXL = (
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Which conversation is over."""
+    """Which conversation is over, or looked for."""
 
     session_id: str | bytes | None = None
     body: bytes = b""
@@ -105,6 +105,20 @@ class Conversations:
         released = _total(await _all(self._end_in(scope, keys, deadline) for scope in scopes))
         _log.info("conversation ended", released=released.released, deferred=released.deferred)
         return released
+
+    async def find(self, ending: Ending) -> list[tuple[str, Pointer]]:
+        """Returns what is held for a conversation of the caller's tenant, with the model of each; touches nothing.
+
+        Raises ApiError: 400 for a bad body or no id, 401, 503 when no nodes are known or the registry does not answer.
+        """
+        tenant = self._tenants.authenticate(ending.authorization)
+        models, salt, keys = self._named(ending)
+        found: list[tuple[str, Pointer]] = []
+        for model in models:
+            scope = self._scopes.scope(tenant, model=model, client_salt=salt)
+            pointers = await self._find(scope, keys[:MAX_KEYS], _CALL_S)
+            found += [(model, pointer) for pointer in distinct(pointers)]
+        return found
 
     def _named(self, ending: Ending) -> tuple[list[str], str, tuple[str, ...]]:
         """Returns models, the client's salt and lookup keys."""

@@ -1,11 +1,13 @@
 """A router's gRPC servers: of clients, of endpoint pickers, of gateways that plan turns."""
 
 from backhaul.envoy.v3 import access_log_pb2_grpc, ext_proc_pb2_grpc
-from backhaul.router.v1 import gateway_pb2_grpc, http_pb2_grpc, router_pb2_grpc
+from backhaul.router.v1 import conversation_pb2_grpc, gateway_pb2_grpc, http_pb2_grpc, router_pb2_grpc
 from backhaul_common.grpc_server import GrpcServer
 from backhaul_common.tls import Identity
 from backhaul_router.access_log_service import AccessLog
 from backhaul_router.config import Config
+from backhaul_router.conversation_service import SERVICE_NAME as CONVERSATION_NAME
+from backhaul_router.conversation_service import ConversationService
 from backhaul_router.ext_proc_service import HEALTH_NAMES, ExternalProcessor
 from backhaul_router.ext_proc_service import SERVICE_NAME as EXT_PROC_NAME
 from backhaul_router.gateway_service import SERVICE_NAME as GATEWAY_NAME
@@ -19,18 +21,23 @@ _FRAME_BYTES = 1024 * 1024
 
 
 def client_server(
-    config: Config, inference: InferenceService, http_api: HttpApiService, tls: Identity | None
+    config: Config,
+    inference: InferenceService,
+    http_api: HttpApiService,
+    conversations: ConversationService,
+    tls: Identity | None,
 ) -> GrpcServer:
     """Returns the server of clients."""
     server = GrpcServer(
         address=config.listen_grpc,
-        service_names=(SERVICE_NAME, HTTP_NAME),
+        service_names=(SERVICE_NAME, HTTP_NAME, CONVERSATION_NAME),
         max_message_bytes=int(config.body_limit) + _FRAME_BYTES,
         max_calls=2 * config.max_turns + config.max_queued,
         tls=tls,
     )
     router_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.server)
     http_pb2_grpc.add_HttpServiceServicer_to_server(http_api, server.server)
+    conversation_pb2_grpc.add_ConversationServiceServicer_to_server(conversations, server.server)
     return server
 
 

@@ -68,6 +68,10 @@ class MemberStatus:
     """Whether some member has run out of space (alarm NOSPACE): the cluster refuses all writes."""
     corrupt: bool
     """Whether some member's data differs from the others' (alarm CORRUPT)."""
+    size_bytes: int = 0
+    """Size of its database file."""
+    revision: int = 0
+    """Revision of its store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,9 @@ class EtcdClient:
         answer = await self._unary(rpc.MaintenanceStub, "Status", rpc.StatusRequest(), True, timeout_s)
         # etcd, api/v3rpc/maintenance.go, ``Status``: alarms come as text such as "memberID:1 alarm:NOSPACE ".
         alarms = " ".join(answer.errors)
-        return MemberStatus(answer.version, "alarm:NOSPACE" in alarms, "alarm:CORRUPT" in alarms)
+        return MemberStatus(
+            answer.version, "alarm:NOSPACE" in alarms, "alarm:CORRUPT" in alarms, answer.dbSize, answer.header.revision
+        )
 
     async def grant(self, ttl_s: float) -> Lease:
         """Makes a lease. A lost answer leaves one that nobody uses, until its TTL."""

@@ -1,0 +1,1 @@
+"""Backhaul's command line."""

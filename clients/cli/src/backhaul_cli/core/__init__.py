@@ -1,0 +1,1 @@
+"""What the command line knows and concludes, without I/O."""

@@ -1,0 +1,1 @@
+"""Checks: each is a function of a snapshot to findings, grouped by subject."""

@@ -1,0 +1,143 @@
+"""Whether each engine has a partner that it can exchange blocks with."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from backhaul_cli.core.finding import Finding, error
+from backhaul_cli.core.snapshot import Engine, Node, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    node: Node
+    engine: Engine
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    check: str
+    what: str
+    fix: str
+
+
+def pairs(snapshot: Snapshot) -> Iterator[Finding]:
+    """Finds engines that no engine of the other role fits; each with what differs, and from whom."""
+    placed = [_Placed(node, engine) for node in snapshot.nodes or () for engine in node.engines]
+    prefill = [one for one in placed if one.node.role == "prefill"]
+    decode = [one for one in placed if one.node.role == "decode"]
+    if not prefill or not decode:
+        return
+    lonely = {id(one): found for one in decode if (found := _alone(one, prefill))}
+    lonely |= {id(one): found for one in prefill if (found := _alone(one, decode))}
+    if all(id(one) in lonely for one in placed):
+        yield error(
+            "no-pair",
+            "cluster",
+            "No prefill engine and decode engine fit one another: every turn is computed by one engine, or cold.",
+            "Make one side like the other; what differs is said below.",
+        )
+    # Where a whole side has no partner, saying it once for each decode engine is enough.
+    for one in decode if all(id(one) in lonely for one in decode) else [*decode, *prefill]:
+        if id(one) in lonely:
+            yield lonely[id(one)]
+
+
+def _alone(one: _Placed, others: Sequence[_Placed]) -> Finding | None:
+    """Returns what keeps an engine from all others; None where one fits."""
+    serving = [other for other in others if set(one.node.models) & set(other.node.models)]
+    subject = one.node.node_id
+    if not serving:
+        names, theirs = _names(one.node.models), _names({name for other in others for name in other.node.models})
+        return error(
+            "models-differ",
+            subject,
+            f"No {others[0].node.role} node serves what this one does: {names} here, {theirs} there.",
+            "Give both sides the same --served-model-name.",
+        )
+    differences = [(other, _difference(one.engine, other.engine)) for other in serving]
+    if any(difference is None for _, difference in differences):
+        return None
+    known = [(other, difference) for other, difference in differences if difference is not None]
+    checks = Counter(difference.check for _, difference in known)
+    other, difference = next(pair for pair in known if pair[1].check == checks.most_common(1)[0][0])
+    return error(
+        difference.check,
+        subject,
+        f"No {other.node.role} engine can exchange blocks with it: {difference.what} at {other.node.node_id}.",
+        difference.fix,
+    )
+
+
+def _difference(one: Engine, other: Engine) -> _Difference | None:
+    """Returns the difference that explains most; None where there is none, as far as is known.
+
+    The same facts as those by which routers pair engines (`core/routing/compatibility.py`).
+    """
+    return next((found for found in _differences(one, other) if found is not None), None)
+
+
+def _differences(one: Engine, other: Engine) -> Iterator[_Difference | None]:
+    # Another version may well have another hash: said first, it explains the rest.
+    yield _unequal(
+        "versions-differ",
+        "connector version",
+        one.connector_version,
+        other.connector_version,
+        "Install the same connector on both sides and restart vLLM: what one version retained another does not read.",
+    )
+    hashes = one.compatibility_hash, other.compatibility_hash
+    if _differ(*hashes):
+        yield _unequal(
+            "versions-differ",
+            "vLLM version",
+            one.vllm_version,
+            other.vllm_version,
+            "Run the same vLLM version on both sides: NIXL's handshake refuses others.",
+        )
+    yield _unequal(
+        "block-sizes-differ",
+        "block size",
+        one.block_size,
+        other.block_size,
+        "Start both sides with the same --block-size.",
+    )
+    yield _unequal(
+        "weights-differ",
+        "weights digest",
+        one.weights_digest[:12],
+        other.weights_digest[:12],
+        "Serve the same revision of the weights on both sides (--revision): vLLM itself would not notice, and mix "
+        "them.",
+    )
+    if not _sizes_fit(one.tp_size, other.tp_size):
+        yield _Difference(
+            "tensor-parallel-differs",
+            f"tensor-parallel size {one.tp_size} here, {other.tp_size}",
+            "Choose sizes of which one divides the other.",
+        )
+    yield _unequal(
+        "layouts-differ",
+        "NIXL compatibility hash",
+        hashes[0][:12],
+        hashes[1][:12],
+        "Start both with the same model, --dtype, --kv-cache-dtype, attention backend and KV layout.",
+    )
+
+
+def _unequal(check: str, name: str, one: str | int, other: str | int, fix: str) -> _Difference | None:
+    return _Difference(check, f"{name} {one} here, {other}", fix) if _differ(one, other) else None
+
+
+def _differ(one: str | int, other: str | int) -> bool:
+    """Tells whether both are known, and different."""
+    return bool(one) and bool(other) and one != other
+
+
+def _sizes_fit(one: int, other: int) -> bool:
+    less, more = sorted((one, other))
+    return not less or more % less == 0
+
+
+def _names(models: object) -> str:
+    return ", ".join(sorted(models)) or "nothing"  # type: ignore[call-overload]  # any collection of texts
