@@ -3,8 +3,8 @@
 from datetime import timedelta
 from pathlib import Path
 
+from backhaul_common.clock import time_of_day
 from backhaul_common.tls import Identity, TlsFiles
-from backhaul_common.tls.files import time_of_day
 from backhaul_local.certificates import Authority, Pair
 
 OVER = timedelta(minutes=-1)

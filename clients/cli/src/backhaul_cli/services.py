@@ -17,6 +17,7 @@ import grpc
 from backhaul.agent.v1 import agent_pb2, agent_pb2_grpc, diagnosis_pb2_grpc
 from backhaul.registry.v1 import registry_pb2, registry_pb2_grpc
 from backhaul_cli.settings import Settings
+from backhaul_common.clock import time_of_day
 from backhaul_common.errors import (
     BackhaulError,
     InternalError,
@@ -27,7 +28,7 @@ from backhaul_common.errors import (
 )
 from backhaul_common.grpc_client import CHANNEL_OPTIONS, name_options, to_error
 from backhaul_common.tls.channels import channel_credentials
-from backhaul_common.tls.files import Material, read_material, show, time_of_day
+from backhaul_common.tls.files import Material, read_material, show
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -16,10 +16,11 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from backhaul_common.addresses import split_address
+from backhaul_common.clock import time_of_day
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.grpc_client import CHANNEL_OPTIONS, name_options, to_error
 from backhaul_common.tls.channels import channel_credentials
-from backhaul_common.tls.files import TlsFiles, read_material, time_of_day
+from backhaul_common.tls.files import TlsFiles, read_material
 
 _APIS = (
     *(f"backhaul.{area}.v1.{area}_pb2" for area in ("agent", "registry", "router")),

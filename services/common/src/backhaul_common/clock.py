@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -27,3 +28,8 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Waits for ``seconds``."""
         await asyncio.sleep(seconds)
+
+
+def time_of_day() -> datetime:
+    """Returns the time that certificates are valid by, and that people are told. Nothing else rests on it."""
+    return datetime.now(UTC)

@@ -1,6 +1,5 @@
 """gRPC face by which operators learn how this agent and its engines are set up: `DiagnosisService`."""
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -8,6 +7,7 @@ import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from backhaul.agent.v1 import diagnosis_pb2, diagnosis_pb2_grpc
+from backhaul_common.clock import time_of_day
 from backhaul_common.durations import duration
 from backhaul_node_agent.core.block_set import EngineFacts
 from backhaul_node_agent.core.engine_clock import EngineClock
@@ -52,7 +52,7 @@ class DiagnosisServicer(diagnosis_pb2_grpc.DiagnosisServiceServicer):
         """Says how this node is set up."""
         setup = self._setup()
         now = Timestamp()
-        now.FromNanoseconds(time.time_ns())
+        now.FromDatetime(time_of_day())
         return diagnosis_pb2.DiagnoseResponse(
             time=now,
             nixl=_nixl(setup),

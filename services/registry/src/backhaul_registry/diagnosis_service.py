@@ -1,7 +1,6 @@
 """gRPC face by which operators learn how etcd is, as this replica sees it."""
 
 import statistics
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -9,7 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from backhaul.registry.v1 import diagnosis_pb2 as pb
 from backhaul.registry.v1.diagnosis_pb2_grpc import DiagnosisServiceServicer
-from backhaul_common.clock import Clock
+from backhaul_common.clock import Clock, time_of_day
 from backhaul_common.durations import duration
 from backhaul_common.errors import AbortedError
 from backhaul_common.etcd import Get, Lease, Listing, MemberStatus
@@ -61,7 +60,7 @@ class DiagnosisService(DiagnosisServiceServicer):
             write_time=duration(await _middle_s(self._write_s)),
         )
         now = Timestamp()
-        now.FromNanoseconds(time.time_ns())
+        now.FromDatetime(time_of_day())
         return pb.DiagnoseResponse(time=now, etcd=etcd)
 
     async def _compacted(self) -> bool:

@@ -10,9 +10,9 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
 from structlog.testing import capture_logs
 
+from backhaul_common.clock import time_of_day
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.tls import Identity, TlsFiles
-from backhaul_common.tls.files import time_of_day
 from backhaul_common.tls.identity import observe_remaining
 from backhaul_local.certificates import Authority
 from tests.fakes.certificates import OVER, take

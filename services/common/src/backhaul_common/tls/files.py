@@ -4,7 +4,7 @@ import os
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
@@ -35,11 +35,6 @@ class Material:
     """Nothing but certificates, in ASCII."""
     expires: datetime | None = None
     """When the certificate is over, or the last of the CAs if that is sooner; None without either."""
-
-
-def time_of_day() -> datetime:
-    """Returns the time that certificates are valid by. Nothing else rests on it."""
-    return datetime.now(UTC)
 
 
 def read_material(files: TlsFiles, now: datetime) -> Material:

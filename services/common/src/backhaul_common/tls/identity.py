@@ -7,11 +7,11 @@ from pathlib import Path
 
 import structlog
 
-from backhaul_common.clock import Clock
+from backhaul_common.clock import Clock, time_of_day
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.instruments import TLS_REMAINING
 from backhaul_common.metering import Values, observe
-from backhaul_common.tls.files import Material, TlsFiles, read_material, time_of_day
+from backhaul_common.tls.files import Material, TlsFiles, read_material
 
 _log = structlog.get_logger(__name__)
 
