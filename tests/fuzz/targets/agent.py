@@ -6,15 +6,19 @@ from typing import Any, cast
 from google.protobuf.duration_pb2 import Duration
 
 from backhaul.agent.v1 import agent_pb2 as pb
+from backhaul.agent.v1 import diagnosis_pb2
 from backhaul_common.errors import NotFoundError
 from backhaul_node_agent.core.draining import DrainStatus, Phase
+from backhaul_node_agent.core.engine_clock import EngineClock
 from backhaul_node_agent.core.engine_loads import EngineLoad
+from backhaul_node_agent.diagnosis_service import DiagnosisServicer, EngineSetup, Setup
 from backhaul_node_agent.drain import Drain
 from backhaul_node_agent.harvest import Harvest, Harvested, HarvestRequest
 from backhaul_node_agent.load_service import LoadServicer
 from backhaul_node_agent.load_watch import LoadWatch
 from backhaul_node_agent.service import BlockSetServicer
 from tests.fuzz.rpc import target_of
+from tests.unit.node_agent.owned import facts
 from tests.unit.node_agent.test_agent import Stage
 
 _SERVICES = pb.DESCRIPTOR.services_by_name
@@ -51,6 +55,19 @@ def _load() -> LoadServicer:
     return LoadServicer(cast(LoadWatch, _Watch()))
 
 
+def _diagnosis() -> DiagnosisServicer:
+    engine = EngineSetup(facts=facts(), clock=EngineClock(), retention_problem="")
+    setup = Setup(
+        nixl_available=True,
+        nixl_starting=False,
+        kv_events=True,
+        connector_socket="/run/backhaul/d.sock",
+        engine_url_problem="",
+        engines=[engine],
+    )
+    return DiagnosisServicer(lambda: setup)
+
+
 _NAMES: dict[str, Any] = {"set_id": "set-1", "engine_id": "engine-1", "scope": "scope-1", "weights_digest": "weights"}
 
 TARGETS = (
@@ -73,4 +90,10 @@ TARGETS = (
         },
     ),
     target_of("agent load", _SERVICES["LoadService"], _load, {"WatchLoad": [pb.WatchLoadRequest()]}),
+    target_of(
+        "agent diagnosis",
+        diagnosis_pb2.DESCRIPTOR.services_by_name["DiagnosisService"],
+        _diagnosis,
+        {"Diagnose": [diagnosis_pb2.DiagnoseRequest()]},
+    ),
 )

@@ -6,11 +6,13 @@ from unittest.mock import patch
 
 from google.protobuf.duration_pb2 import Duration
 
+from backhaul.registry.v1 import diagnosis_pb2
 from backhaul.registry.v1 import registry_pb2 as pb
 from backhaul_common.errors import UnavailableError
-from backhaul_common.etcd import KeyValue
+from backhaul_common.etcd import KeyValue, MemberStatus
 from backhaul_registry import convert, index_service
 from backhaul_registry.core import rules
+from backhaul_registry.diagnosis_service import DiagnosisService
 from backhaul_registry.etcd_store import NodeStore, PointerStore
 from backhaul_registry.hub import Hub, Subscription
 from backhaul_registry.index_service import IndexService
@@ -44,6 +46,20 @@ def _index() -> IndexService:
 
 def _nodes() -> NodeService:
     return NodeService(NodeStore(FakeEtcd(), _KEYS, Records(_KEYS)), _NoWatch(), asyncio.Event())
+
+
+class _Member(FakeEtcd):
+    """Says how it is."""
+
+    endpoint = "10.0.0.1:2379"
+
+    async def status(self, *, timeout_s: float | None = None) -> MemberStatus:
+        return MemberStatus("3.5.17", full=False, corrupt=False, size_bytes=4096, revision=7)
+
+
+def _diagnosis() -> DiagnosisService:
+    etcd = _Member()
+    return DiagnosisService(etcd, _KEYS.nodes, etcd.clock)
 
 
 def _versioned(message: bytes) -> bytes:
@@ -105,6 +121,12 @@ TARGETS = (
             "ListNodes": [pb.ListNodesRequest()],
             "WatchNodes": [pb.WatchNodesRequest(start_revision=4, start_digest=5)],
         },
+    ),
+    target_of(
+        "registry diagnosis",
+        diagnosis_pb2.DESCRIPTOR.services_by_name["DiagnosisService"],
+        _diagnosis,
+        {"Diagnose": [diagnosis_pb2.DiagnoseRequest()]},
     ),
     Target(
         "nodes in etcd",

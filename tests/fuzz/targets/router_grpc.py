@@ -8,11 +8,15 @@ from google.protobuf import struct_pb2
 from google.protobuf.duration_pb2 import Duration
 
 from backhaul.envoy.v3 import access_log_pb2, ext_proc_pb2
-from backhaul.router.v1 import gateway_pb2, http_pb2
+from backhaul.router.v1 import conversation_pb2, gateway_pb2, http_pb2
 from backhaul.router.v1 import router_pb2 as pb
 from backhaul_common.clock import SystemClock
 from backhaul_router.access_log_service import AccessLog
+from backhaul_router.conversation_service import ConversationService
+from backhaul_router.conversations import Conversations
 from backhaul_router.core.expectation import expectation_in
+from backhaul_router.core.scopes import Scopes
+from backhaul_router.core.tenants import Tenants
 from backhaul_router.ext_proc_messages import destination
 from backhaul_router.ext_proc_service import ExternalProcessor
 from backhaul_router.gateway_service import GatewayService
@@ -25,6 +29,8 @@ from tests.fuzz.routers import EXPECTATION, LIMITS, NODE, parts
 from tests.fuzz.rpc import target_of
 from tests.fuzz.target import Target
 from tests.unit.router.ports import Bench
+from tests.unit.router.test_conversation_service import Index
+from tests.unit.router.test_conversations import Nobody
 
 _CHAT = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}'
 _PROMPT = b'{"model":"m","prompt":"hi"}'
@@ -32,6 +38,19 @@ _PROMPT = b'{"model":"m","prompt":"hi"}'
 
 def _inference() -> InferenceService:
     return InferenceService(body_limit_bytes=LIMITS.body_bytes, send_s=5.0, **parts())
+
+
+def _conversations() -> ConversationService:
+    bench, tenants = Bench(nodes=[NODE]), Tenants()
+    conversations = Conversations(
+        registry=Index(),
+        owner=Nobody(),
+        table=bench.table,
+        tenants=tenants,
+        scopes=Scopes(tenants, b""),
+        clock=bench.clock,
+    )
+    return ConversationService(conversations, parts()["admission"], explain=True)
 
 
 def _transcoded() -> HttpApiService:
@@ -156,6 +175,18 @@ TARGETS = (
             "EndConversation": [pb.EndConversationRequest(session_id="s", model="m", cache_salt="c", body=_CHAT)],
             "Explain": [pb.ExplainRequest(api=pb.API_CHAT_COMPLETIONS, body=_CHAT, session_id="s")],
             "ListModels": [pb.ListModelsRequest()],
+        },
+    ),
+    target_of(
+        "conversations",
+        conversation_pb2.DESCRIPTOR.services_by_name["ConversationService"],
+        _conversations,
+        {
+            "FindConversation": [
+                conversation_pb2.FindConversationRequest(session_id="trip", model="a", cache_salt="c"),
+                conversation_pb2.FindConversationRequest(session_id="trip", model="a"),
+                conversation_pb2.FindConversationRequest(body=_CHAT),
+            ]
         },
     ),
     target_of(
