@@ -50,7 +50,7 @@ def _conversations() -> ConversationService:
         scopes=Scopes(tenants, b""),
         clock=bench.clock,
     )
-    return ConversationService(conversations, parts()["admission"], explain=True)
+    return ConversationService(conversations, parts()["admission"], body_limit_bytes=LIMITS.body_bytes, explain=True)
 
 
 def _transcoded() -> HttpApiService:

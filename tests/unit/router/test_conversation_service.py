@@ -7,7 +7,13 @@ import pytest
 
 from backhaul.router.v1 import conversation_pb2 as pb
 from backhaul_common.clock import SystemClock
-from backhaul_common.errors import BackhaulError, FailedPreconditionError, InvalidArgumentError, UnavailableError
+from backhaul_common.errors import (
+    BackhaulError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from backhaul_router.admission import Admission
 from backhaul_router.conversation_service import ConversationService
 from backhaul_router.conversations import Conversations
@@ -52,7 +58,7 @@ async def find(index: Index, *, explain: bool = True, **wanted: Any) -> list[pb.
     )
     queue = TurnQueue(max_turns=1, max_queued=0, limits={})
     admission = Admission(turns=queue, queue_timeout_s=1.0, max_held_bytes=1024, clock=SystemClock())
-    service = ConversationService(conversations, admission, explain=explain)
+    service = ConversationService(conversations, admission, body_limit_bytes=512, explain=explain)
     call: Any = Call()
     return list((await service.FindConversation(pb.FindConversationRequest(**wanted), call)).held)
 
@@ -74,6 +80,11 @@ async def test_a_router_that_may_name_no_nodes_does_not() -> None:
 async def test_a_conversation_must_be_named() -> None:
     with pytest.raises(InvalidArgumentError):
         await find(Index())
+
+
+async def test_a_body_over_the_limit_is_refused_unread() -> None:
+    with pytest.raises(ResourceExhaustedError, match="512 bytes"):
+        await find(Index(), body=b"x" * 513)
 
 
 async def test_a_registry_that_is_away_is_no_empty_answer() -> None:

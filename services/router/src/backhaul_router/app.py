@@ -226,7 +226,9 @@ async def running(config: Config, measured: CollectorRegistry | None = None) -> 
             body_limit_bytes=int(config.body_limit),
             send_s=config.send_timeout_s,
         )
-        finding = ConversationService(conversations, admission, explain=config.explain)
+        finding = ConversationService(
+            conversations, admission, body_limit_bytes=int(config.body_limit), explain=config.explain
+        )
         http_api = HttpApiService(
             turns=turns,
             conversations=conversations,

@@ -5,7 +5,7 @@ from backhaul_common.errors import FailedPreconditionError
 from backhaul_router.admission import Admission
 from backhaul_router.conversations import Conversations, Ending
 from backhaul_router.core.candidates import Pointer
-from backhaul_router.grpc_requests import Context, as_statuses, metadata_of
+from backhaul_router.grpc_requests import Context, as_statuses, check_size, metadata_of
 
 SERVICE_NAME = "backhaul.router.v1.ConversationService"
 
@@ -13,9 +13,12 @@ SERVICE_NAME = "backhaul.router.v1.ConversationService"
 class ConversationService(conversation_pb2_grpc.ConversationServiceServicer):
     """Finds conversations, where the router may name nodes."""
 
-    def __init__(self, conversations: Conversations, admission: Admission, *, explain: bool) -> None:
+    def __init__(
+        self, conversations: Conversations, admission: Admission, *, body_limit_bytes: int, explain: bool
+    ) -> None:
         self._conversations = conversations
         self._admission = admission
+        self._body_limit_bytes = body_limit_bytes
         self._explain = explain
 
     async def FindConversation(
@@ -24,6 +27,7 @@ class ConversationService(conversation_pb2_grpc.ConversationServiceServicer):
         """Says where a conversation's block sets are."""
         if not self._explain:
             raise FailedPreconditionError("EXPLAIN_OFF", "this router names no nodes: it runs without --explain")
+        check_size(request.body, self._body_limit_bytes)
         wanted = Ending(
             session_id=request.session_id,
             body=request.body,

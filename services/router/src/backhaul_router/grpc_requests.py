@@ -83,10 +83,14 @@ class GrpcRequests:
 
     def check_size(self, body: bytes) -> None:
         """Raises ResourceExhaustedError (BODY_LIMIT)."""
-        if len(body) > self._body_limit_bytes:
-            limit = str(self._body_limit_bytes)
-            message = f"the body is larger than {limit} bytes, which is this router's limit"
-            raise ResourceExhaustedError("BODY_LIMIT", message, limit=limit)
+        check_size(body, self._body_limit_bytes)
+
+
+def check_size(body: bytes, limit_bytes: int) -> None:
+    """Raises ResourceExhaustedError (BODY_LIMIT)."""
+    if len(body) > limit_bytes:
+        message = f"the body is larger than {limit_bytes} bytes, which is this router's limit"
+        raise ResourceExhaustedError("BODY_LIMIT", message, limit=str(limit_bytes))
 
 
 def endpoint_of(api: "router_pb2.Api.ValueType") -> Endpoint:
