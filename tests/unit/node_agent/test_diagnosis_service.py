@@ -1,10 +1,12 @@
 """What an agent says of how it is set up."""
 
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
 
 from backhaul.agent.v1 import diagnosis_pb2 as pb
+from backhaul_common.clock import time_of_day
 from backhaul_common.durations import seconds
 from backhaul_node_agent.core.engine_clock import EngineClock
 from backhaul_node_agent.diagnosis_service import DiagnosisServicer, EngineSetup, Setup
@@ -51,3 +53,8 @@ async def test_an_engine_is_told_with_its_lease_its_clock_and_what_keeps_it_from
 async def test_the_clock_of_a_connector_that_is_away_is_unknown() -> None:
     (said,) = (await told(engines=[EngineSetup(facts=facts(), clock=None, retention_problem="")])).engines
     assert (said.connected, said.clock_known) == (False, False)
+
+
+async def test_the_time_of_day_is_told_in_utc() -> None:
+    said = (await told()).time.ToDatetime(UTC)
+    assert abs(said - time_of_day()) < timedelta(minutes=1)

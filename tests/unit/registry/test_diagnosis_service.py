@@ -1,8 +1,11 @@
 """What a registry says of its etcd."""
 
+from datetime import UTC, timedelta
+
 import pytest
 
 from backhaul.registry.v1 import diagnosis_pb2 as pb
+from backhaul_common.clock import time_of_day
 from backhaul_common.durations import seconds
 from backhaul_common.errors import AbortedError, UnavailableError
 from backhaul_common.etcd import Get, Lease, Listing, MemberStatus
@@ -77,3 +80,10 @@ async def test_an_etcd_that_does_not_answer_is_an_error_not_a_fast_one() -> None
     clock = FakeClock()
     with pytest.raises(UnavailableError):
         await DiagnosisService(Away(clock), b"/c/nodes/", clock).Diagnose(pb.DiagnoseRequest(), None)
+
+
+async def test_the_time_of_day_is_told_in_utc() -> None:
+    clock = FakeClock()
+    answer = await DiagnosisService(Etcd(clock), b"/c/nodes/", clock).Diagnose(pb.DiagnoseRequest(), None)
+    said = answer.time.ToDatetime(UTC)
+    assert abs(said - time_of_day()) < timedelta(minutes=1)
