@@ -11,13 +11,22 @@ import pytest
 
 from backhaul_local.engines import MODEL_NAME
 from tests.e2e.routing.conftest import ONE_PREFILL, TOKENS, Holders
-from tests.e2e.stack.chat import Chat, answered, opening
+from tests.e2e.stack.chat import Chat, Messages, answered, opening
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.parametrize("kind", ONE_PREFILL, indirect=True)]
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 BOTH = pytest.mark.parametrize("path", [RESPONSES, MESSAGES], ids=["responses", "messages"])
 QUESTIONS = ("And what came next?", "And then?", "")
+
+
+def beginning() -> Messages:
+    """Returns a first message to which, and after which, a simulated engine gives answers of full length.
+
+    One that ends early, as it does by chance, leaves hardly anything to read.
+    """
+    system, user = opening()
+    return [system, {**user, "content": f"silver {user['content'].partition(' ')[2]}"}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,7 @@ def said(answer: httpx2.Response, *, reuse: bool) -> Said:
 
 @BOTH
 def test_a_conversation_is_read_back_and_its_texts_are_those_of_cold_turns(chats: dict[str, Chat], path: str) -> None:
-    salt, messages = uuid.uuid4().hex, opening()
+    salt, messages = uuid.uuid4().hex, beginning()
     for number, question in enumerate(QUESTIONS):
         turn = say(chats["warm"], path, messages, salt=salt)
         assert turn.route == ("warm" if number else "cold"), turn.headers
@@ -69,7 +78,7 @@ def test_a_conversation_is_read_back_and_its_texts_are_those_of_cold_turns(chats
 
 
 def test_each_response_is_gone_on_from_by_the_engine_that_keeps_it(chats: dict[str, Chat], holders: Holders) -> None:
-    salt, messages = uuid.uuid4().hex, opening()[1:]
+    salt, messages = uuid.uuid4().hex, beginning()[1:]
     turn = say(chats["cold"], RESPONSES, messages, salt=salt)
     held = [holders.one_set(salt)]
     for question in QUESTIONS[:2]:
@@ -85,7 +94,7 @@ def test_each_response_is_gone_on_from_by_the_engine_that_keeps_it(chats: dict[s
 def test_a_response_is_gone_on_from_where_nothing_is_appended_and_where_nothing_is_reused(
     chats: dict[str, Chat],
 ) -> None:
-    salt, messages = uuid.uuid4().hex, opening()[1:]
+    salt, messages = uuid.uuid4().hex, beginning()[1:]
     first = say(chats["cold"], RESPONSES, messages, salt=salt)
     right = say(chats["cold"], RESPONSES, answered(messages, first.text)).text
     new = [{"role": "user", "content": "And what came next?"}]
@@ -99,7 +108,7 @@ def test_a_response_is_gone_on_from_where_nothing_is_appended_and_where_nothing_
 
 
 def test_a_whole_response_can_be_fetched_from_any_router(chats: dict[str, Chat]) -> None:
-    name = say(chats["cold"], RESPONSES, opening()[1:], salt=uuid.uuid4().hex).name
+    name = say(chats["cold"], RESPONSES, beginning()[1:], salt=uuid.uuid4().hex).name
     for chat in chats.values():
         fetched = chat.http.get(f"{RESPONSES}/{name}")
         assert (fetched.status_code, fetched.json()["id"]) == (200, name)
@@ -107,7 +116,7 @@ def test_a_whole_response_can_be_fetched_from_any_router(chats: dict[str, Chat])
 
 
 def test_tokens_are_counted_by_an_engine_without_reuse(chats: dict[str, Chat]) -> None:
-    body = {"model": MODEL_NAME, "messages": opening()[1:]}
+    body = {"model": MODEL_NAME, "messages": beginning()[1:]}
     counted = chats["cold"].http.post(f"{MESSAGES}/count_tokens", json=body)
     tokens = chats["cold"].http.post("/tokenize", json=body)
     assert counted.json()["input_tokens"] == tokens.json()["count"] > 300
