@@ -239,12 +239,16 @@ def load_response(loads: Iterable[EngineLoad]) -> agent_pb2.WatchLoadResponse:
 
 
 def _engine_load(load: EngineLoad) -> agent_pb2.EngineLoad:
+    held = load.retention
     return agent_pb2.EngineLoad(
         engine_id=load.engine_id,
         running_count=load.running_count,
         waiting_count=load.waiting_count,
         kv_usage=load.kv_usage,
         free_block_count=load.free_block_count,
+        retention=held and agent_pb2.Retention(
+            set_count=held.set_count, block_count=held.block_count, block_limit=held.block_limit
+        ),
     )
 
 

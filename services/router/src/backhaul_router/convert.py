@@ -2,9 +2,10 @@
 
 from backhaul.agent.v1 import agent_pb2
 from backhaul.registry.v1 import registry_pb2
+from backhaul_common.durations import seconds
 from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.nodes import Engine, Node, NodeState, Role
-from backhaul_router.core.routing.reports import EngineReport
+from backhaul_router.core.routing.reports import EngineReport, Retention
 
 _ROLES = {registry_pb2.ROLE_PREFILL: Role.PREFILL, registry_pb2.ROLE_DECODE: Role.DECODE}
 _STATES = {
@@ -32,6 +33,7 @@ def node_from(message: registry_pb2.Node) -> Node | None:
         state,
         message.retiring,
         session=message.session,
+        state_reason=message.state_reason,
     )
 
 
@@ -49,6 +51,9 @@ def _engine_from(message: registry_pb2.Engine) -> Engine:
         block_count=message.block_count,
         tp_size=message.tp_size,
         kv_head_count=message.kv_head_count,
+        reuse_problem=message.reuse_problem,
+        vllm_version=message.vllm_version,
+        retention_ttl_s=seconds(message.retention_ttl),
     )
 
 
@@ -78,4 +83,9 @@ def _report_from(message: agent_pb2.EngineLoad) -> EngineReport:
         waiting=message.waiting_count,
         kv_usage=message.kv_usage,
         free_blocks=message.free_block_count if message.HasField("free_block_count") else None,
+        retention=_retention_from(message.retention) if message.HasField("retention") else None,
     )
+
+
+def _retention_from(message: agent_pb2.Retention) -> Retention:
+    return Retention(message.set_count, message.block_count, message.block_limit)

@@ -79,8 +79,17 @@ class EngineBudget:
         return self._memory.free_count if self._memory is not None else None
 
     @property
-    def surplus(self) -> int:
-        """Blocks that sets hold beyond the limit. Before there are figures, nothing counts as running."""
+    def pinned_count(self) -> int:
+        """Blocks that sets pin."""
+        return self._pinned.block_count
+
+    @property
+    def limit_count(self) -> int:
+        """Blocks that sets may pin now. Before there are figures, nothing counts as running."""
         memory = self._memory or Memory(self._block_count, self._block_count - self._pinned.block_count, 0)
-        most = limit(memory, self._pinned.block_count, share=self._share, mark=self._mark)
-        return max(0, self._staying.block_count - most)
+        return limit(memory, self._pinned.block_count, share=self._share, mark=self._mark)
+
+    @property
+    def surplus(self) -> int:
+        """Blocks that sets hold beyond the limit."""
+        return max(0, self._staying.block_count - self.limit_count)
