@@ -7,9 +7,7 @@ BUSY = Figures(waiting=2, running=3, used=0.5)
 IDLE = Figures()
 
 
-def load(
-    engine_id: str, figures: Figures, free: int | None = None, retention: Retention | None = None
-) -> EngineLoad:
+def load(engine_id: str, figures: Figures, free: int | None = None, retention: Retention | None = None) -> EngineLoad:
     return EngineLoad(engine_id, round(figures.running), round(figures.waiting), figures.used, free, retention)
 
 

@@ -16,6 +16,7 @@ from backhaul_router.choosing import Chooser
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.claims import Claim, Grant, Harvest, KeptBlocks
+from backhaul_router.core.console.journal import Journal
 from backhaul_router.core.engines import EngineError, Failure, Reply
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.lookup import keys_of
@@ -284,6 +285,7 @@ class Bench:
         self.fresh = FreshKeys(self.clock.monotonic)
         self.departures = Departures(self.table, self.clock, patience_s=PATIENCE_S)
         policy, observer = policy or Policy(), TurnObserver(self.clock)
+        self.journal = Journal(100, self.clock.monotonic)
         self.routing = assemble(
             table=self.table,
             monotonic=self.clock.monotonic,
@@ -347,6 +349,7 @@ class Bench:
             scopes=Scopes(tenants or Tenants(), CLUSTER_KEY),
             policy=policy,
             observer=observer,
+            journal=self.journal,
         )
 
     def publish(self, *contents: str, node_id: str = "d1", set_id: str = "set", **fields: Any) -> None:

@@ -246,9 +246,8 @@ def _engine_load(load: EngineLoad) -> agent_pb2.EngineLoad:
         waiting_count=load.waiting_count,
         kv_usage=load.kv_usage,
         free_block_count=load.free_block_count,
-        retention=held and agent_pb2.Retention(
-            set_count=held.set_count, block_count=held.block_count, block_limit=held.block_limit
-        ),
+        retention=held
+        and agent_pb2.Retention(set_count=held.set_count, block_count=held.block_count, block_limit=held.block_limit),
     )
 
 

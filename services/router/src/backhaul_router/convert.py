@@ -4,6 +4,7 @@ from backhaul.agent.v1 import agent_pb2
 from backhaul.registry.v1 import registry_pb2
 from backhaul_common.durations import seconds
 from backhaul_router.core.candidates import Pointer
+from backhaul_router.core.claims import HeldSet
 from backhaul_router.core.nodes import Engine, Node, NodeState, Role
 from backhaul_router.core.routing.reports import EngineReport, Retention
 
@@ -12,6 +13,12 @@ _STATES = {
     registry_pb2.NODE_STATE_NOT_READY: NodeState.NOT_READY,
     registry_pb2.NODE_STATE_READY: NodeState.READY,
     registry_pb2.NODE_STATE_DRAINING: NodeState.DRAINING,
+}
+_SET_STATES = {
+    agent_pb2.BLOCK_SET_STATE_FENCED: "fenced",
+    agent_pb2.BLOCK_SET_STATE_HELD: "held",
+    agent_pb2.BLOCK_SET_STATE_CLAIMED: "claimed",
+    agent_pb2.BLOCK_SET_STATE_RELEASING: "releasing",
 }
 
 
@@ -69,6 +76,18 @@ def pointer_from(message: registry_pb2.BlockSetPointer) -> Pointer:
         stride=message.stride,
         identity=message.identity,
         cached=message.cached,
+    )
+
+
+def held_set_from(message: agent_pb2.BlockSet) -> HeldSet:
+    """Returns a block set of a listing."""
+    return HeldSet(
+        set_id=message.set_id,
+        engine_id=message.engine_id,
+        state=_SET_STATES.get(message.state, "unknown"),
+        token_count=message.token_count,
+        block_count=message.block_count,
+        remaining_s=seconds(message.remaining_ttl),
     )
 
 

@@ -79,6 +79,11 @@ class RegistryClient:
         for channel in self._channels:
             await channel.close()
 
+    @property
+    def answers(self) -> bool:
+        """Whether the nodes are those that a registry lists now; else they are those that one listed last."""
+        return self._listed.is_set() and not self._broken
+
     async def listed(self, *, within_s: float) -> bool:
         """Waits for the first list of nodes; tells whether it came within ``within_s`` seconds."""
         with suppress(TimeoutError):

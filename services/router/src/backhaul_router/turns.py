@@ -8,6 +8,7 @@ from backhaul_router.attempts import Attempts
 from backhaul_router.choosing import Chooser
 from backhaul_router.core import responses
 from backhaul_router.core.body import TurnBody, parse_body
+from backhaul_router.core.console.journal import Journal
 from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import ApiError, bounded
 from backhaul_router.core.fresh import FreshKeys
@@ -51,6 +52,7 @@ class Turns:
         scopes: Scopes,
         policy: Policy,
         observer: TurnObserver,
+        journal: Journal,
     ) -> None:
         self._chooser = chooser
         self._attempts = attempts
@@ -62,6 +64,7 @@ class Turns:
         self._scopes = scopes
         self._policy = policy
         self._observer = observer
+        self._journal = journal
 
     def authenticate(self, authorization: str | None) -> str:
         """Returns the caller's tenant. Raises ApiError (401)."""
@@ -159,11 +162,18 @@ class Turns:
         self._tenants.check(request.tenant)
         body = self._body(request)
         outcome = Outcome()
-        with self._observer.turn(request.endpoint, body.model, outcome, request.parent) as trace:
+        with (
+            self._journal.turn(request.endpoint.value, body.model, request.tenant, outcome) as entry,
+            self._observer.turn(request.endpoint, body.model, outcome, request.parent) as trace,
+        ):
+            entry.told = trace
             turn = self._begin(request, body, outcome, trace)
+            entry.keyed(turn.scope, turn.keys)
             try:
                 yield turn
             finally:
+                entry.own = turn.own_keys
+                entry.holder = turn.warm.holder.node.node_id if turn.warm else ""
                 self._legs.clean_up(turn)
 
     def _begin(self, request: TurnRequest, body: TurnBody, outcome: Outcome, trace: TurnTrace) -> Turn:
