@@ -21,7 +21,7 @@ from backhaul_common.grpc_server import GrpcServer
 from backhaul_connector import wire
 from backhaul_router import load_reports
 from backhaul_router.core.nodes import Node, NodeState, NodeTable, Role
-from backhaul_router.core.routing.reports import EngineReport, Retention, Reports
+from backhaul_router.core.routing.reports import EngineReport, Reports, Retention
 from backhaul_router.load_reports import LoadReports
 from tests.contract.owner_node import owner_node
 from tests.contract.test_owner_load import metrics
