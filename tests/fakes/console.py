@@ -10,7 +10,7 @@ from backhaul_common.errors import BackhaulError
 from backhaul_common.tls import Identity
 from backhaul_router.console.conversations import ConversationReader
 from backhaul_router.console.service import PREFIX, ConsoleService
-from backhaul_router.console.state import KEPT_TURNS, ConsoleState
+from backhaul_router.console.state import KEPT_TURNS, TICK_S, ConsoleState
 from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.claims import HeldSet
 from backhaul_router.core.console.journal import Journal
@@ -96,7 +96,9 @@ def node(name: str, role: Role = Role.DECODE, **changes: object) -> Node:
 class FakeConsole:
     """A console's state and what it stands on; `played` turns and `load` are what it shows."""
 
-    def __init__(self, *nodes: Node, clock: Clock | None = None, tenants: Tenants | None = None) -> None:
+    def __init__(
+        self, *nodes: Node, clock: Clock | None = None, tenants: Tenants | None = None, tick_s: float = TICK_S
+    ) -> None:
         self.clock = clock or SystemClock()
         self.table = NodeTable()
         self.table.replace(nodes)
@@ -118,6 +120,7 @@ class FakeConsole:
             registry=self.finder,
             clock=self.clock,
             tenants=tenants.configured,
+            tick_s=tick_s,
         )
         self.reader = ConversationReader(
             registry=self.finder,

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backhaul_router.console.service import TICK_S
-from backhaul_router.console.state import MAX_TURNS, Cursor
+from backhaul_router.console.state import MAX_TURNS, TICK_S, Cursor
 from backhaul_router.core.console.history import STEP_S
 from backhaul_router.core.lookup import keys_of
 from backhaul_router.core.nodes import NodeState, Role

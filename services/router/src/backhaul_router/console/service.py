@@ -25,9 +25,6 @@ _log = structlog.get_logger(__name__)
 PREFIX = "/console/"
 _API = PREFIX + "api/"
 
-TICK_S = 1.0
-"""Between two messages to an onlooker."""
-
 MAX_ONLOOKERS = 16
 """Streams at once; more are refused with 429."""
 
@@ -145,7 +142,7 @@ class ConsoleService:
         return _json(request, self._state.whole(Cursor()))
 
     async def _events(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Streams everything, then every second what has changed. A slow client misses what is between."""
+        """Streams everything, then with each tick what has changed. A slow client misses what is between."""
         if self._onlookers >= MAX_ONLOOKERS:
             raise ApiError(429, f"{MAX_ONLOOKERS} pages look on, which is the limit", headers={"retry-after": "5"})
         self._onlookers += 1
@@ -163,7 +160,7 @@ class ConsoleService:
         cursor = Cursor()
         await response.write(_event("state", self._state.whole(cursor)))
         while True:
-            await self._clock.sleep(TICK_S)
+            await self._clock.sleep(self._state.tick_s)
             await response.write(_event("changes", self._state.changes(cursor)))
 
     async def _turn(self, request: web.BaseRequest, number: int) -> web.StreamResponse:

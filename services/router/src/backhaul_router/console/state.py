@@ -13,8 +13,8 @@ from backhaul_router.core.console.reasons import REASONS
 from backhaul_router.core.nodes import NodeTable
 from backhaul_router.core.routing.live import Live
 
-LOOK_S = 0.9
-"""Least time between two looks at all nodes, however many look on."""
+TICK_S = 1.0
+"""Between two messages to an onlooker."""
 
 MAX_TURNS = 40
 """Turns in one message; of more only the newest are in it, and how many were left out."""
@@ -58,9 +58,18 @@ class ConsoleState:
     """
 
     def __init__(
-        self, *, table: NodeTable, live: Live, journal: Journal, registry: Registry, clock: Clock, tenants: bool
+        self,
+        *,
+        table: NodeTable,
+        live: Live,
+        journal: Journal,
+        registry: Registry,
+        clock: Clock,
+        tenants: bool,
+        tick_s: float = TICK_S,
     ) -> None:
-        """``tenants``: whether there are any."""
+        """``tenants``: whether there are any. ``tick_s``: how often onlookers are told what has changed."""
+        self.tick_s = tick_s
         self._table = table
         self._live = live
         self._journal = journal
@@ -133,8 +142,9 @@ class ConsoleState:
         cursor.reasons |= self._journal.tally.misses.keys() | REASONS.keys()
 
     def _look_around(self) -> None:
+        """Looks at all nodes, once for all who look on: nearly a tick must have passed."""
         now = self._clock.monotonic()
-        if self._looked_at is not None and now - self._looked_at < LOOK_S:
+        if self._looked_at is not None and now - self._looked_at < 0.9 * self.tick_s:
             return
         self._looked_at = now
         self._look += 1

@@ -62,7 +62,7 @@ export class Turns {
     this.body.prepend(...turns.map((turn) => this.row(turn)).reverse());
     while (this.body.rows.length > MAX_ROWS) this.body.lastElementChild.remove();
     if (all || turns.length || this.model.fresh.length) {
-      const left = this.model.leftOut ? `; ${plural(this.model.leftOut, "turn")} of the last second not shown` : "";
+      const left = this.model.leftOut ? `; ${plural(this.model.leftOut, "turn")} just now not shown` : "";
       setText($("turns-note"), `${plural(this.body.rows.length, "turn")} of this router${left}`);
     }
     for (const cell of this.body.querySelectorAll("td[data-at]")) setText(cell, ago(this.age(Number(cell.dataset.at))));
