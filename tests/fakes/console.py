@@ -156,6 +156,7 @@ class FakeConsole:
             entry.told = told or ToldTurn(nodes={"prefill": "prefill-1", "decode": "decode-1"})
             entry.keyed(scope, keys or TurnKeys((), (), continues=False))
             entry.holder = holder
+            entry.began_at -= outcome.ttft_s or 0.0
             during()
         return entry.number
 

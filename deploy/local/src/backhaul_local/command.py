@@ -38,7 +38,7 @@ _WARM_UP = Plan(turns=2, document_words=300, reply_tokens=80)
 
 UP = """
 [bold]The stack is up.[/bold] {front}: {url} (gRPC {grpc}, for gateways {planner}), logs: {logs}
-Registries: {registries}. Agents: {agents}
+Console: {console}. Registries: {registries}. Agents: {agents}
 
 Try it:
 
@@ -163,6 +163,7 @@ def _stack(options: argparse.Namespace, console: Console, steps: Steps) -> Itera
         routers=options.routers,
         router_flags=["--lookup-budget-s", str(_LOOKUP_BUDGET_S), "--prefer", options.prefer, "--explain"],
         tls=options.tls,
+        console=True,
         gateway=options.gateway == "envoy",
         default_ports=True,
         **(_simulated(options) if options.simulated else _real(options, state, steps)),
@@ -255,6 +256,7 @@ def _up(options: argparse.Namespace, console: Console) -> int:
             front="Envoy" if stack.gateway else "Router",
             grpc=stack.grpc_routers[0],
             planner=stack.planners[0],
+            console=stack.consoles[0],
             logs=stack.logs,
             registries=", ".join(stack.registries),
             agents=", ".join(f"{node.name} {node.agent_address}" for node in stack.nodes),

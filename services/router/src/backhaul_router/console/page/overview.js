@@ -15,6 +15,7 @@ export class Overview {
     this.river = new River($("river"));
     this.open = new Set();
     this.shown = {};
+    new ResizeObserver(() => this.model.tally && this.drawCharts()).observe($("retained-chart"));
     $("river-legend").replaceChildren(el("span", {}, "● a turn, larger with its prompt"), el("span", { class: "bad" }, "✕ failed"));
     $("retained-legend").replaceChildren(...legend([["retained", "append"], ["limit", "limit"]]));
     $("turns-legend").replaceChildren(...legend([...ROUTES.map((route) => [route, route]), ["hit rate, 0 to 100 %", "rate"]]));
@@ -46,6 +47,7 @@ export class Overview {
     const turns = Object.values(tally.results).reduce((sum, one) => sum + one, 0);
     const state = nodes.size ? (turns || this.model.running ? "" : "no turns") : registry ? "no nodes" : "no registry";
     $("welcome").hidden = !state;
+    $("tiles").hidden = $("charts").hidden = !nodes.size;
     this.put("welcome", state, () => welcome(state));
   }
 
@@ -53,8 +55,7 @@ export class Overview {
     const { problems } = this.model;
     this.put("problems", problems, () => problems.slice(0, 12).map((problem) => el("div", { class: `problem ${problem.severity}` },
       el("p", {}, el("b", {}, problem.text)),
-      el("p", {}, problem.remedy),
-      problem.node_count ? el("p", { class: "nodes" }, this.names(problem)) : null,
+      el("p", { class: "nodes" }, `→ ${problem.remedy} `, problem.node_count ? this.names(problem) : ""),
     )));
   }
 
@@ -117,9 +118,18 @@ export class Overview {
     chart($("turns-chart"), {
       slots: SLOTS, stepS, label: "Turns per second by route, and hit rate, over the last half hour", least: 0.1,
       stacks: ROUTES.map((route) => ({ colour: route, values: padded(samples.map(({ routes }) => (routes[route] ?? 0) / stepS)) })),
-      lines: [{ colour: "rate", top: 1, values: padded(samples.map((sample) => (sample.continued ? sample.reused / sample.continued : null))) }],
+      lines: [{ colour: "rate", top: 1, values: padded(hitRates(samples)) }],
     });
   }
+}
+
+// The hit rate of the minute before each sample; null where no turn could reuse anything.
+function hitRates(samples) {
+  return samples.map((_, index) => {
+    const minute = samples.slice(Math.max(0, index - 5), index + 1);
+    const continued = minute.reduce((sum, sample) => sum + sample.continued, 0);
+    return continued ? minute.reduce((sum, sample) => sum + sample.reused, 0) / continued : null;
+  });
 }
 
 // The mean of the samples' means, each by its turns of the route.
