@@ -123,9 +123,13 @@ def _node(node: Node, seen: Seen) -> Iterator[Found]:
 
 def _engine(node: Node, engine: Engine, seen: Seen) -> Iterator[Found]:
     if not engine.reuse or not engine.connector_version:
-        text, _, remedy = (engine.reuse_problem or _NO_CONNECTOR).partition(": ")
-        remedy = remedy or "see docs/engines.md, See whether it works"
-        yield Severity.ERROR, f"turns reuse nothing here: {text}", remedy, node.node_id
+        text = f"turns reuse nothing here: {engine.reuse_problem or _NO_CONNECTOR}"
+        yield (
+            Severity.ERROR,
+            text,
+            "docs/engines.md has all of an engine's settings, under See whether it works",
+            node.node_id,
+        )
     if seen.report((node.node_id, engine.engine_id)) is None and node.state is NodeState.READY and seen.settled:
         yield (
             Severity.WARNING,
