@@ -57,7 +57,8 @@ export function chart(holder, { slots, stepS, stacks = [], lines = [], label, le
     values.forEach((value, index) => {
       if (value === null || value === undefined) return;
       const there = values[index - 1] !== null && values[index - 1] !== undefined && index > 0;
-      path += `${there ? "L" : "M"}${(x(index) + step / 2).toFixed(1)} ${y(value, own).toFixed(1)}`;
+      const height = y(value, own).toFixed(1);
+      path += there ? `L${(x(index) + step / 2).toFixed(1)} ${height}` : `M${x(index).toFixed(1)} ${height}h${step.toFixed(1)}`;
     });
     drawing.append(svg("path", { d: path, fill: "none", stroke: `var(--${colour})`, "stroke-width": 1.6, "stroke-dasharray": dash ?? "none" }));
   }
@@ -105,7 +106,8 @@ export class River {
       const share = 1 - (now - dot.at) / MINUTE_MS;
       if (share < 0) continue;
       counts[dot.route] += 1;
-      const jitter = ((dot.at * 7919) % 1) - 0.5;
+      // Steps of the golden ratio spread whatever comes together.
+      const jitter = ((dot.number * 0.618034) % 1) - 0.5;
       const x = 64 + (width - 64 - 56) * Math.min(1, share);
       const y = lane * ROUTES.indexOf(dot.route) + lane / 2 + jitter * lane * 0.5;
       const radius = 2.5 + Math.min(3.5, Math.log10(1 + dot.tokens / 100));

@@ -53,7 +53,7 @@ export class Model {
   takeDots(turns) {
     const before = this.nowAt - MINUTE_MS;
     const dots = turns.map((turn) => ({
-      at: this.at(turn.began_at + (turn.duration_s ?? 0)), route: turn.route, failed: turn.result !== "ok", tokens: turn.prompt_tokens,
+      number: turn.number, at: this.at(turn.began_at + (turn.duration_s ?? 0)), route: turn.route, failed: turn.result !== "ok", tokens: turn.prompt_tokens,
     }));
     this.dots = [...this.dots, ...dots].filter((dot) => dot.at > before).slice(-MAX_DOTS);
   }
