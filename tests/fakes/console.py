@@ -32,7 +32,7 @@ MODEL = "tiny"
 class FakeFinder:
     """Registry and owners at once."""
 
-    answers: bool = True
+    follows: bool = True
     pointers: list[Pointer] = field(default_factory=list)
     held: list[HeldSet] = field(default_factory=list)
     lookups: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
@@ -58,10 +58,11 @@ class FakeFinder:
 
 @dataclass
 class ToldTurn:
-    """What is known of a turn that is over."""
+    """How a turn ends, and where it ran."""
 
     result: str = "ok"
-    nodes: dict[str, str] = field(default_factory=dict)
+    prefill: str = "prefill-1"
+    decode: str = "decode-1"
     trace_id: str = ""
 
 
@@ -153,7 +154,9 @@ class FakeConsole:
     ) -> int:
         """Plays one turn; returns its number."""
         with self.journal.turn("/v1/chat/completions", model, tenant, outcome) as entry:
-            entry.told = told or ToldTurn(nodes={"prefill": "prefill-1", "decode": "decode-1"})
+            told = told or ToldTurn()
+            entry.prefill, entry.decode, entry.trace_id = told.prefill, told.decode, told.trace_id
+            outcome.result = told.result
             entry.keyed(scope, keys or TurnKeys((), (), continues=False))
             entry.holder = holder
             entry.began_at -= outcome.ttft_s or 0.0

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 from yarl import URL
 
 from backhaul_common.tls import CallerContext
@@ -234,11 +235,14 @@ async def test_a_conversation_is_found_by_its_id_and_by_any_of_its_turns(stack: 
     assert "session-1" not in json.dumps(by_id)
 
 
-async def test_a_turn_that_is_refused_is_shown_as_such(stack: RouterStack) -> None:
-    answer = await stack.chat("hi", headers={"x-session-id": "x" * 600})
-    assert answer.status == 400
+async def test_a_turn_that_fails_is_shown_with_the_nodes_that_failed_it(stack: RouterStack) -> None:
+    await stack.decode.stop()
+    with capture_logs() as logs:
+        answer = await stack.chat("hi")
+    assert answer.status >= 500
     (turn,) = await turns(stack, 1)
-    assert turn["result"] == "error_400"
+    assert (turn["result"], turn["tried"]) == (f"error_{answer.status}", [f"decode-{stack.decode.port}"])
+    assert [line["result"] for line in logs if line["event"] == "turn"] == [turn["result"]]
 
 
 async def test_a_running_turn_counts_as_such_and_is_remembered_once_it_is_over(stack: RouterStack) -> None:

@@ -68,8 +68,12 @@ class Traffic:
     def turn(self) -> None:
         """Plays one turn."""
         chance, pairs = self._chance, self._pairs
-        nodes = {"prefill": f"prefill-{chance.randint(1, pairs)}", "decode": f"decode-{chance.randint(1, pairs)}"}
-        told = ToldTurn("ok" if chance.random() > 0.02 else "error_503", nodes, f"{chance.getrandbits(128):032x}")
+        told = ToldTurn(
+            result="ok" if chance.random() > 0.02 else "broken",
+            prefill=f"prefill-{chance.randint(1, pairs)}",
+            decode=f"decode-{chance.randint(1, pairs)}",
+            trace_id=f"{chance.getrandbits(128):032x}",
+        )
         outcome = self._outcome()
         holder = f"decode-{chance.randint(1, pairs)}" if outcome.source else ""
         self._console.play(outcome, told=told, holder=holder)

@@ -53,10 +53,10 @@ async def test_a_page_without_nodes_says_how_to_get_some(browser: Browser) -> No
 
 async def test_a_registry_that_does_not_answer_is_told_from_one_without_nodes(browser: Browser) -> None:
     console = FakeConsole(tick_s=TICK_S)
-    console.finder.answers = False
+    console.finder.follows = False
     async with watched(browser, console) as window:
         await window.reads("#welcome", "No registry answers")
-        console.finder.answers = True
+        console.finder.follows = True
         await window.reads("#welcome", "No nodes yet")
 
 

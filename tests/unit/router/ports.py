@@ -280,12 +280,12 @@ class Bench:
         self.registry = FakeRegistry(self.clock)
         self.owner = FakeOwner(self.clock)
         self.engines = FakeEngines()
+        self.journal = Journal(100, self.clock.monotonic)
         self.table = NodeTable()
         self.table.replace(ready("p1", "p2", "d1", "d2") if nodes is None else nodes)
         self.fresh = FreshKeys(self.clock.monotonic)
         self.departures = Departures(self.table, self.clock, patience_s=PATIENCE_S)
         policy, observer = policy or Policy(), TurnObserver(self.clock)
-        self.journal = Journal(100, self.clock.monotonic)
         self.routing = assemble(
             table=self.table,
             monotonic=self.clock.monotonic,

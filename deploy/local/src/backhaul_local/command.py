@@ -37,8 +37,8 @@ _WARM_UP = Plan(turns=2, document_words=300, reply_tokens=80)
 """Enough for both engines to have met, in both directions, before anything is measured."""
 
 UP = """
-[bold]The stack is up.[/bold] {front}: {url} (gRPC {grpc}, for gateways {planner}), logs: {logs}
-Console: {console}. Registries: {registries}. Agents: {agents}
+[bold]The stack is up.[/bold] {front}: {url} (gRPC {grpc}, for gateways {planner}), console: {console}, logs: {logs}
+Registries: {registries}. Agents: {agents}
 
 Try it:
 

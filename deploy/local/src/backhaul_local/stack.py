@@ -354,11 +354,11 @@ class Stack:
         self.routers.append(f"{self._scheme}://{http}")
         self.grpc_routers.append(grpc)
         name = f"router-{index}"
-        flags = ["--listen-http", http, "--listen-grpc", grpc, "--registry", self._reached_registries(name)]
+        flags = [*self._console_flags(index), "--listen-http", http, "--listen-grpc", grpc]
+        flags += ["--registry", self._reached_registries(name)]
         # Nobody here watches readiness.
         tls = self.tls.router_flags() if self.tls else ()
         flags += ["--lame-duck-s", "0", "--listen-gateway", self._planner(index), *self._picker_flags(index)]
-        flags += self._console_flags(index)
         flags += [*tls, *more_flags]
         self._service(name, "backhaul-router", flags, self._http_ready(f"{self.routers[-1]}/ready"), _WAITING)
         return name

@@ -110,6 +110,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
     tenants, policy = configured.tenants(config), configured.policy(config)
     scopes = Scopes(tenants, configured.cluster_key(config))
     clock = SystemClock()
+    journal = Journal(KEPT_TURNS if config.listen_console else 0, clock.monotonic)
     tls = configured.identity("services", config.tls_files)
     client_tls = configured.identity("clients", config.client_files)
     engine_tls = configured.identity("engines", config.engine_files)
@@ -124,7 +125,6 @@ async def running(config: Config) -> AsyncIterator[Running]:
         policy=configured.route_policy(config),
     )
     observe_nodes(routing.live.breakers)
-    journal = Journal(KEPT_TURNS if config.listen_console else 0, clock.monotonic)
     readiness, changed = Readiness(table), asyncio.Event()
     departures = Departures(table, clock, patience_s=config.gone_timeout_s)
     async with (

@@ -54,26 +54,15 @@ class TurnTrace:
         self._clock = clock
         self._began = clock.monotonic()
         self.span = span
-        self.result = ""
-        """How the turn ended; empty while it runs."""
-        self.nodes: dict[str, str] = {}
-        """The node that ran each leg last, by the leg's name."""
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the turn began."""
         return self._clock.monotonic() - self._began
 
-    @property
-    def trace_id(self) -> str:
-        """Hex; empty when nothing is traced."""
-        context = self.span.get_span_context()
-        return trace.format_trace_id(context.trace_id) if context.is_valid else ""
-
     @contextmanager
     def leg(self, name: str, node: Node, outcome: Outcome) -> Iterator[dict[str, str]]:
         """Spans one leg; yields the trace headers for its engine."""
-        self.nodes[name] = node.node_id
         attributes = {NODE_ID: node.node_id, ROUTE: outcome.route.value}
         span = self._tracer.start_span(name, self._context, SpanKind.CLIENT, attributes)
         headers: dict[str, str] = {}
@@ -158,7 +147,6 @@ class TurnObserver:
             result = "failed"
             raise
         finally:
-            turn.result = result
             self._count(outcome, result)
             with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
                 _log_turn(operation, outcome, result)

@@ -80,8 +80,8 @@ class RegistryClient:
             await channel.close()
 
     @property
-    def answers(self) -> bool:
-        """Whether the nodes are those that a registry lists now; else they are those that one listed last."""
+    def follows(self) -> bool:
+        """Whether the nodes are as a registry has them now, as far as is known."""
         return self._listed.is_set() and not self._broken
 
     async def listed(self, *, within_s: float) -> bool:

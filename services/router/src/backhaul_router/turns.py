@@ -26,6 +26,7 @@ from backhaul_router.core.turn import Outcome
 from backhaul_router.explaining import HEADER, TurnExplanation, explanation_in_header
 from backhaul_router.forwarding import Forwarded
 from backhaul_router.legs import Legs
+from backhaul_router.noting import noted
 from backhaul_router.observing import TurnObserver, TurnTrace
 from backhaul_router.ports import Answer, Policy, TurnRequest
 from backhaul_router.running_turn import Turn
@@ -54,6 +55,7 @@ class Turns:
         observer: TurnObserver,
         journal: Journal,
     ) -> None:
+        self._journal = journal
         self._chooser = chooser
         self._attempts = attempts
         self._legs = legs
@@ -64,7 +66,6 @@ class Turns:
         self._scopes = scopes
         self._policy = policy
         self._observer = observer
-        self._journal = journal
 
     def authenticate(self, authorization: str | None) -> str:
         """Returns the caller's tenant. Raises ApiError (401)."""
@@ -83,7 +84,7 @@ class Turns:
         Leaving early, by cancellation or error, ends both legs, returns a claim that was not used, and has a hand-off
         freed that nobody will read. Raises ApiError while entering.
         """
-        with self._begun(request) as turn:
+        with self._noted(request) as turn:
             outcome, trace = turn.outcome, turn.trace
             async with AsyncExitStack() as stack:
                 await self._chooser.choose(turn, reuse=request.reuse)
@@ -113,7 +114,7 @@ class Turns:
         The decode leg counts as running until this is left. Leaving early, by cancellation or error, does what it does
         for `run`. Raises ApiError while entering.
         """
-        with self._begun(request) as turn:
+        with self._noted(request) as turn:
             await self._chooser.choose(turn, reuse=request.reuse)
             handed = await self._attempts.prepare(turn)
             with self._legs.elsewhere(turn, handed) as leg:
@@ -157,23 +158,21 @@ class Turns:
         return node
 
     @contextmanager
+    def _noted(self, request: TurnRequest) -> Iterator[Turn]:
+        with self._begun(request) as turn, noted(self._journal, turn):
+            yield turn
+
+    @contextmanager
     def _begun(self, request: TurnRequest) -> Iterator[Turn]:
         # It may have waited, or sent its body slowly.
         self._tenants.check(request.tenant)
         body = self._body(request)
         outcome = Outcome()
-        with (
-            self._journal.turn(request.endpoint.value, body.model, request.tenant, outcome) as entry,
-            self._observer.turn(request.endpoint, body.model, outcome, request.parent) as trace,
-        ):
-            entry.told = trace
+        with self._observer.turn(request.endpoint, body.model, outcome, request.parent) as trace:
             turn = self._begin(request, body, outcome, trace)
-            entry.keyed(turn.scope, turn.keys)
             try:
                 yield turn
             finally:
-                entry.own = turn.own_keys
-                entry.holder = turn.warm.holder.node.node_id if turn.warm else ""
                 self._legs.clean_up(turn)
 
     def _begin(self, request: TurnRequest, body: TurnBody, outcome: Outcome, trace: TurnTrace) -> Turn:

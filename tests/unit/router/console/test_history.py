@@ -2,7 +2,8 @@
 
 from backhaul_router.core.console.history import KEPT, Held, History
 from backhaul_router.core.console.journal import Journal
-from tests.fakes.console import ToldTurn, cold, warm
+from backhaul_router.core.turn import Outcome
+from tests.fakes.console import cold, warm
 
 TWO = {
     "d1": Held(sets=1, blocks=10, block_limit=50, tokens=160),
@@ -14,10 +15,11 @@ def journal() -> Journal:
     return Journal(10, lambda: 1.0)
 
 
-def play(notes: Journal, *outcomes: object, result: str = "ok") -> None:
+def play(notes: Journal, *outcomes: Outcome, result: str = "ok") -> None:
     for outcome in outcomes:
-        with notes.turn("", "m", "", outcome) as entry:  # type: ignore[arg-type]  # outcomes of fakes
-            entry.told = ToldTurn(result)
+        outcome.result = result
+        with notes.turn("", "m", "", outcome):
+            pass
 
 
 def test_a_sample_has_what_came_since_the_one_before() -> None:

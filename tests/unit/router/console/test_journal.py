@@ -1,14 +1,16 @@
 """The turns that a router remembers, and which of them are one conversation's."""
 
+import asyncio
 from itertools import count
 
 import pytest
 
 from backhaul_router.core.body import Endpoint, parse_body
 from backhaul_router.core.console.journal import MAX_REASONS, Entry, Journal
+from backhaul_router.core.errors import ApiError
 from backhaul_router.core.lookup import TurnKeys, keys_of, session_key
 from backhaul_router.core.turn import Outcome
-from tests.fakes.console import ToldTurn, appended, cold, warm
+from tests.fakes.console import appended, cold, warm
 from tests.unit.router.bodies import chat
 
 
@@ -32,9 +34,10 @@ def play(
     scope: str = "s",
 ) -> Entry:
     """Plays one turn."""
-    with notes.turn("/v1/chat/completions", "m", "", outcome or cold()) as entry:
+    outcome = outcome or cold()
+    outcome.result = result
+    with notes.turn("/v1/chat/completions", "m", "", outcome) as entry:
         entry.keyed(scope, keys or TurnKeys((), (), continues=False))
-        entry.told = ToldTurn(result)
     return entry
 
 
@@ -74,18 +77,27 @@ def test_turns_are_told_in_the_order_in_which_they_ended() -> None:
     assert (notes.running_count, numbers(notes.since(0, most=5))) == (0, [2, 1])
 
 
-def test_a_turn_that_fails_is_noted_all_the_same() -> None:
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (ApiError(503, "no room"), "error_503"),
+        (ConnectionError(), "client_gone"),
+        (LookupError(), "failed"),
+        (asyncio.CancelledError(), "cancelled"),
+        (GeneratorExit(), "cancelled"),
+    ],
+)
+def test_a_turn_that_fails_is_noted_all_the_same(error: BaseException, result: str) -> None:
     notes = journal()
 
     def fail() -> None:
-        with notes.turn("", "m", "", cold()) as entry:
-            entry.told = ToldTurn("error_503")
-            raise ConnectionError
+        with notes.turn("", "m", "", cold()):
+            raise error
 
-    with pytest.raises(ConnectionError):
+    with pytest.raises(type(error)):
         fail()
     assert notes.running_count == 0
-    assert notes.tally.results == {"error_503": 1}
+    assert notes.tally.results == {result: 1}
 
 
 @pytest.mark.parametrize("miss", ["first_turn", "no_keys", "reuse_off", "unsupported_request", "not_needed"])

@@ -13,7 +13,7 @@ from backhaul_router.core.nodes import NodeState, Role
 from backhaul_router.core.queueing import TenantLimits
 from backhaul_router.core.tenants import Tenants
 from tests.fakes.clock import FakeClock
-from tests.fakes.console import FakeConsole, ToldTurn, cold, node, warm
+from tests.fakes.console import FakeConsole, cold, node, warm
 from tests.unit.router.bodies import chat
 
 SECRET = "the launch code is 7355608"
@@ -81,7 +81,7 @@ async def test_problems_and_reasons_are_told_when_they_are_new(console: FakeCons
     console.play(cold("claim:made_up"))
     changes = console.state.changes(cursor)
     assert ("problems" in changes, [*changes["reasons"]]) == (False, ["claim:made_up"])
-    console.finder.answers = False
+    console.finder.follows = False
     await clock.advance(TICK_S)
     assert "no registry answers" in console.state.changes(cursor)["problems"][0]["text"]
 
@@ -101,7 +101,7 @@ async def test_samples_are_told_once_each(console: FakeConsole, clock: FakeClock
 
 async def test_what_is_told_holds_nothing_of_prompts_keys_or_conversations(console: FakeConsole) -> None:
     keys = keys_of(chat(SECRET), SECRET.encode())
-    console.play(warm(), keys=keys, told=ToldTurn(nodes={"decode": "d1"}))
+    console.play(warm(), keys=keys)
     text = msgspec.json.encode(console.state.whole(Cursor())).decode()
     assert all(secret not in text for secret in (SECRET, *keys.find, *keys.label))
 

@@ -98,7 +98,7 @@ class Owner:
         engine = self._held.engines.get(engine_id)
         if engine is None or not engine.connected:
             return None
-        return Retention(len(engine.lives), engine.budget.pinned_count, engine.budget.limit_count)
+        return Retention(len(engine.lives), engine.budget.pinned_count, engine.budget.limit)
 
     def lease_valid(self, now: float) -> bool:
         """Tells whether the node's lease is certainly valid."""

@@ -32,8 +32,8 @@ class Registry(Protocol):
     """Who lists the nodes."""
 
     @property
-    def answers(self) -> bool:
-        """Whether the nodes are those that a registry lists now."""
+    def follows(self) -> bool:
+        """Whether the nodes are as a registry has them now, as far as is known."""
         ...
 
 
@@ -118,7 +118,7 @@ class ConsoleState:
         nodes = frozenset(self._rows)
         document: Document = {
             "now": round(self._clock.monotonic(), 3),
-            "registry": self._registry.answers,
+            "registry": self._registry.follows,
             "running": journal.running_count,
             "tally": views.tally_view(tally),
             "nodes": [row for row, changed in self._rows.values() if changed > cursor.look],
@@ -161,7 +161,7 @@ class ConsoleState:
             table=self._table,
             state=self._live.breakers.state,
             report=self._live.reports.of,
-            registry_answers=self._registry.answers,
+            registry_answers=self._registry.follows,
             settled=now - self._began_at >= _SETTLED_S,
         )
 

@@ -80,11 +80,11 @@ class EngineBudget:
 
     @property
     def pinned_count(self) -> int:
-        """Blocks that sets pin."""
+        """Blocks that sets pin, those whose release has begun included."""
         return self._pinned.block_count
 
     @property
-    def limit_count(self) -> int:
+    def limit(self) -> int:
         """Blocks that sets may pin now. Before there are figures, nothing counts as running."""
         memory = self._memory or Memory(self._block_count, self._block_count - self._pinned.block_count, 0)
         return limit(memory, self._pinned.block_count, share=self._share, mark=self._mark)
@@ -92,4 +92,4 @@ class EngineBudget:
     @property
     def surplus(self) -> int:
         """Blocks that sets hold beyond the limit."""
-        return max(0, self._staying.block_count - self.limit_count)
+        return max(0, self._staying.block_count - self.limit)

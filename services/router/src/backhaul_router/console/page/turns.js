@@ -127,6 +127,7 @@ export class Turns {
         ["Whole answer", turn.answer_s === null ? "" : seconds(turn.answer_s)],
         ["Ran for", seconds(turn.duration_s)],
         ["Blocks from", turn.holder],
+        ["Failed it", turn.tried.join(", ")],
         ["Prefill", turn.prefill || "none"],
         ["Decode", turn.decode || "none"],
         ["Trace", turn.trace_id ? el("code", {}, turn.trace_id) : ""],

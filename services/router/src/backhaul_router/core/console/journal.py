@@ -5,12 +5,12 @@ tell who comes with the id, or with a turn, which of the others belong to it.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from backhaul_router.core import misses
+from backhaul_router.core.errors import ApiError
 from backhaul_router.core.lookup import TurnKeys
 from backhaul_router.core.turn import Outcome, Route
 
@@ -19,25 +19,6 @@ MAX_REASONS = 60
 
 NOTHING_TO_REUSE = misses.WITHOUT_REUSE | {misses.FIRST_TURN, misses.NOT_NEEDED}
 """Cold turns that had nothing to gain."""
-
-
-class Told(Protocol):
-    """What is known of a turn only once it is over, or while it runs."""
-
-    @property
-    def result(self) -> str:
-        """How it ended; empty while it runs."""
-        ...
-
-    @property
-    def nodes(self) -> Mapping[str, str]:
-        """The node that ran each leg last, by the leg's name."""
-        ...
-
-    @property
-    def trace_id(self) -> str:
-        """Hex; empty when it is not traced."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +33,6 @@ class Entry:
     model: str
     tenant: str
     outcome: Outcome
-    told: Told | None = None
     scope: str = ""
     find: tuple[str, ...] = ()
     """Keys under which the turn before it was looked for."""
@@ -61,7 +41,16 @@ class Entry:
     own: tuple[str, ...] = ()
     """Those of the keys that no turn but its continuations looks under."""
     holder: str = ""
-    """Node whose blocks it read; empty when it read none."""
+    """Node whose blocks it was to read; empty when there was none."""
+    prefill: str = ""
+    """Node that computed the prompt; empty without one."""
+    decode: str = ""
+    """Node that answered; empty when none could."""
+    tried: tuple[str, ...] = ()
+    """Nodes that failed it."""
+    trace_id: str = ""
+    result: str = ""
+    """How it ended: as `Outcome` says, or by which error; empty while it runs."""
     ended_at: float = 0.0
     """0 while it runs."""
     place: int = 0
@@ -75,11 +64,6 @@ class Entry:
     def session(self) -> str:
         """The key of its session; empty when it names none."""
         return self.labels[0] if len(self.labels) > 1 else ""
-
-    @property
-    def result(self) -> str:
-        """How it ended."""
-        return self.told.result if self.told else "refused"
 
 
 @dataclass(slots=True)
@@ -142,8 +126,13 @@ class Journal:
             return
         self._begun = entry.number
         self._running[entry.number] = entry
+        entry.result = "cancelled"
         try:
             yield entry
+            entry.result = outcome.result
+        except Exception as error:
+            entry.result = _result_of(error)
+            raise
         finally:
             del self._running[entry.number]
             self._ended += 1
@@ -196,3 +185,10 @@ class Journal:
 
     def _all(self) -> list[Entry]:
         return sorted((*self._over, *self._running.values()), key=lambda entry: entry.number)
+
+
+def _result_of(error: Exception) -> str:
+    """Returns what the log of turns says."""
+    if isinstance(error, ApiError):
+        return f"error_{error.status}"
+    return "client_gone" if isinstance(error, ConnectionError) else "failed"

@@ -84,7 +84,7 @@ def held_by(node: Node, report: Callable[[tuple[str, str]], EngineReport | None]
 
 def turn_view(entry: Entry, *, tenants: bool) -> Document:
     """Returns a turn. ``tenants``: whether there are any."""
-    outcome, nodes = entry.outcome, entry.told.nodes if entry.told else {}
+    outcome = entry.outcome
     running = not entry.ended_at
     document = {
         "number": entry.number,
@@ -96,8 +96,9 @@ def turn_view(entry: Entry, *, tenants: bool) -> Document:
         "route": outcome.route.value,
         "source": outcome.source,
         "miss": outcome.miss,
-        "prefill": nodes.get("prefill", ""),
-        "decode": nodes.get("decode", ""),
+        "prefill": entry.prefill,
+        "decode": entry.decode,
+        "tried": list(entry.tried),
         "holder": entry.holder if outcome.route is Route.WARM else "",
         "repeated": outcome.repeated,
         "fallback": outcome.fallback,
@@ -108,7 +109,7 @@ def turn_view(entry: Entry, *, tenants: bool) -> Document:
         "ttft_s": _rounded(outcome.ttft_s),
         "answer_s": _rounded(outcome.answer_s),
         "estimate_s": _rounded(outcome.estimate_s),
-        "trace_id": entry.told.trace_id if entry.told else "",
+        "trace_id": entry.trace_id,
     }
     return document | ({"tenant": entry.tenant} if tenants else {})
 
