@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -126,6 +127,19 @@ async def test_a_stream_begins_with_everything_and_goes_on_with_what_changes() -
             name, changes = await anext(stream)
             told += [turn["number"] for turn in changes["turns"]]
         assert (name, changes["tally"]["routes"]) == ("changes", {"warm": 1})
+
+
+async def test_a_browser_that_leaves_as_the_console_does_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    async with no_tasks_left(), aiohttp.ClientSession() as client:
+        async with FakeConsole(node("d1")).serving() as url:
+            response = await client.get(f"{url}api/events")
+            await anext(events(response))
+            assert response.connection is not None
+            assert isinstance(response.connection.transport, asyncio.Transport)
+            asyncio.get_running_loop().call_later(0.03, response.connection.transport.abort)
+        await asyncio.sleep(0.2)
+        assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+        response.close()
 
 
 async def test_onlookers_are_bounded_and_their_places_are_free_again() -> None:

@@ -55,11 +55,4 @@ MUTANTS = (
         "return parts.netloc",
         (f"{_UNIT}/test_state.py::test_the_names_and_passwords_in_engines_urls_are_not_told",),
     ),
-    Mutant(
-        "look-on-without-end",
-        f"{_SOURCE}/console/service.py",
-        "if self._onlookers >= MAX_ONLOOKERS:",
-        "if False:",
-        (f"{_SERVED}::test_onlookers_are_bounded_and_their_places_are_free_again",),
-    ),
 )

@@ -63,7 +63,7 @@ class ConsoleService:
             "events": ("GET", self._events),
             "conversation": ("POST", self._conversation),
         }
-        self._onlookers = 0
+        self._streams: set[asyncio.Task[Any]] = set()
         self._questions = 0
         self._sampling: asyncio.Task[None] | None = None
         self._api: ApiServer | None = None
@@ -91,10 +91,18 @@ class ConsoleService:
             self._sampling.cancel()
             await asyncio.wait([self._sampling])
         self._listener.close()
+        await self._end_streams()
         self._api.pre_shutdown()
         self._api.end_goodbyes()
         await self._api.shutdown(_END_S)
         self._listener = None
+
+    async def _end_streams(self) -> None:
+        """Ends them before aiohttp does, which may log an error for a client that leaves just then."""
+        for stream in self._streams:
+            stream.cancel()
+        if self._streams:
+            await asyncio.wait(self._streams)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
@@ -143,13 +151,15 @@ class ConsoleService:
 
     async def _events(self, request: web.BaseRequest) -> web.StreamResponse:
         """Streams everything, then with each tick what has changed. A slow client misses what is between."""
-        if self._onlookers >= MAX_ONLOOKERS:
+        if len(self._streams) >= MAX_ONLOOKERS:
             raise ApiError(429, f"{MAX_ONLOOKERS} pages look on, which is the limit", headers={"retry-after": "5"})
-        self._onlookers += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
         try:
             return await self._stream(request)
         finally:
-            self._onlookers -= 1
+            self._streams.discard(task)
 
     async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
         headers = {**HEADERS, "content-type": "text/event-stream", "x-accel-buffering": "no"}
