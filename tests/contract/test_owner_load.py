@@ -66,6 +66,17 @@ async def test_the_figures_of_two_ranks_are_told_apart_as_they_change(tmp_path: 
         assert engines["engine-1"].running_count == 3
 
 
+async def test_what_finished_turns_hold_is_told_with_how_much_they_may(tmp_path: Path) -> None:
+    async with owner_node(tmp_path) as node, watching(node) as watch:
+        node.http.metrics = metrics(r0=0)
+        node.connector.retain()
+        engines = await until(watch, lambda engines: bool(engines) and engines["engine-1"].retention.set_count == 1)
+        held = engines["engine-1"].retention
+        assert 0 < held.block_count < held.block_limit
+        await node.connector.close()
+        await until(watch, lambda engines: bool(engines) and not engines["engine-1"].HasField("retention"))
+
+
 async def test_an_engine_that_starts_anew_is_not_told_with_the_figures_of_the_one_before(tmp_path: Path) -> None:
     async with owner_node(tmp_path) as node, watching(node) as watch:
         node.http.metrics = metrics(r0=9)

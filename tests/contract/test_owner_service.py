@@ -324,6 +324,20 @@ async def test_listings_come_in_pages_by_set_id(node: OwnerNode) -> None:
     assert seen == [["set-0", "set-1"], ["set-2", "set-3"], ["set-4"]]
 
 
+async def test_a_listing_of_named_sets_has_those_that_are_there(node: OwnerNode) -> None:
+    for number in range(3):
+        node.connector.retain(f"set-{number}")
+    await node.published("set-2")
+    request = agent_pb2.ListBlockSetsRequest(set_ids=["set-2", "elsewhere", "set-0"], page_size=2)
+    page = await node.stub.ListBlockSets(request, timeout=2)
+    assert [held.set_id for held in page.block_sets] == ["set-0", "set-2"]
+    assert not page.next_page_token
+    too_many = agent_pb2.ListBlockSetsRequest(set_ids=[str(number) for number in range(1001)])
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await node.stub.ListBlockSets(too_many, timeout=2)
+    assert to_error(caught.value).reason == "SET_IDS"
+
+
 @pytest.mark.parametrize("token", ["ééé", "a", "/w==", "YQ"])
 async def test_a_page_token_of_nobodys_making_is_refused(node: OwnerNode, token: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:

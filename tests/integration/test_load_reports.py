@@ -21,7 +21,7 @@ from backhaul_common.grpc_server import GrpcServer
 from backhaul_connector import wire
 from backhaul_router import load_reports
 from backhaul_router.core.nodes import Node, NodeState, NodeTable, Role
-from backhaul_router.core.routing.reports import EngineReport, Reports
+from backhaul_router.core.routing.reports import EngineReport, Reports, Retention
 from backhaul_router.load_reports import LoadReports
 from tests.contract.owner_node import owner_node
 from tests.contract.test_owner_load import metrics
@@ -78,8 +78,9 @@ async def test_reports_follow_two_ranks_and_an_engine_that_starts_anew(tmp_path:
         other.send(wire.Memory(free_count=700, waiting_count=0))
         agent.http.metrics = metrics(r0=3, r1=5)
         await eventually(lambda: (followed.running(), followed.running("engine-2")) == (3, 5))
-        assert followed.reports.of(KEY) == EngineReport(running=3, waiting=6, kv_usage=0.25)
-        assert followed.reports.of(("node-1", "engine-2")) == EngineReport(5, 10, 0.25, free_blocks=700)
+        held = Retention(sets=0, blocks=0, block_limit=500)
+        assert followed.reports.of(KEY) == EngineReport(running=3, waiting=6, kv_usage=0.25, retention=held)
+        assert followed.reports.of(("node-1", "engine-2")) == EngineReport(5, 10, 0.25, 700, held)
 
         agent.http.metrics = metrics(r0=3, r1=6)
         await eventually(lambda: followed.running("engine-2") == 6)

@@ -34,7 +34,19 @@ def test_help_names_one_default(command: str, default: str, capsys: pytest.Captu
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_the_snippet_that_is_shown_is_python_and_shows_all_that_the_router_says(tmp_path: Path, secure: bool) -> None:
-    names = ("front", "url", "grpc", "planner", "logs", "registries", "agents", "metrics", "model", "engines")
+    names = (
+        "front",
+        "url",
+        "grpc",
+        "planner",
+        "console",
+        "logs",
+        "registries",
+        "agents",
+        "metrics",
+        "model",
+        "engines",
+    )
     tls = StackTls(tmp_path) if secure else None
     shown = UP.format(**{name: f"<{name}>" for name in names}, **how_to_call(tls))
     snippet = shown[shown.index("import uuid") : shown.index("(The first word")]

@@ -1,19 +1,21 @@
 """Whose figures a server shows, and for how long they count."""
 
-from backhaul_node_agent.core.engine_loads import MAX_AGE_S, EngineLoad, EngineLoads
+from backhaul_node_agent.core.engine_loads import MAX_AGE_S, EngineLoad, EngineLoads, Retention
 from backhaul_node_agent.core.progress import Figures
 
 BUSY = Figures(waiting=2, running=3, used=0.5)
 IDLE = Figures()
 
 
-def load(engine_id: str, figures: Figures, free: int | None = None) -> EngineLoad:
-    return EngineLoad(engine_id, round(figures.running), round(figures.waiting), figures.used, free)
+def load(engine_id: str, figures: Figures, free: int | None = None, retention: Retention | None = None) -> EngineLoad:
+    return EngineLoad(engine_id, round(figures.running), round(figures.waiting), figures.used, free, retention)
 
 
-def loads_of(*engine_ids: str, free: dict[str, int] | None = None) -> EngineLoads:
+def loads_of(
+    *engine_ids: str, free: dict[str, int] | None = None, retention: dict[str, Retention] | None = None
+) -> EngineLoads:
     """Returns loads of engines that have been known since second 0, by rank."""
-    loads = EngineLoads((free or {}).get)
+    loads = EngineLoads((free or {}).get, (retention or {}).get)
     loads.name(dict(enumerate(engine_ids)), 0)
     return loads
 
@@ -22,6 +24,13 @@ def test_each_rank_has_its_own_figures_and_free_blocks() -> None:
     loads = loads_of("e0", "e1", free={"e1": 7})
     loads.see({0: BUSY, 1: IDLE}, 1)
     assert loads.loads(1) == (load("e0", BUSY), load("e1", IDLE, 7))
+
+
+def test_what_finished_turns_hold_is_told_of_engines_of_which_it_is_known() -> None:
+    held = Retention(set_count=3, block_count=40, block_limit=100)
+    loads = loads_of("e0", "e1", retention={"e1": held})
+    loads.see({0: BUSY, 1: IDLE}, 1)
+    assert loads.loads(1) == (load("e0", BUSY), load("e1", IDLE, retention=held))
 
 
 def test_an_engine_of_which_nothing_was_shown_is_missing() -> None:

@@ -16,6 +16,7 @@ from backhaul_router.choosing import Chooser
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.candidates import Pointer
 from backhaul_router.core.claims import Claim, Grant, Harvest, KeptBlocks
+from backhaul_router.core.console.journal import Journal
 from backhaul_router.core.engines import EngineError, Failure, Reply
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.lookup import keys_of
@@ -281,6 +282,7 @@ class Bench:
         self.registry = FakeRegistry(self.clock)
         self.owner = FakeOwner(self.clock)
         self.engines = FakeEngines()
+        self.journal = Journal(100, self.clock.monotonic)
         self.table = NodeTable()
         self.table.replace(ready("p1", "p2", "d1", "d2") if nodes is None else nodes)
         self.fresh = FreshKeys(self.clock.monotonic)
@@ -350,6 +352,7 @@ class Bench:
             scopes=Scopes(tenants or Tenants(), CLUSTER_KEY),
             policy=policy,
             observer=observer,
+            journal=self.journal,
         )
 
     def publish(self, *contents: str, node_id: str = "d1", set_id: str = "set", **fields: Any) -> None:

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from backhaul_common.config import load_config
@@ -136,3 +137,14 @@ def test_enough_open_files_change_nothing() -> None:
 def test_hardly_any_open_files_are_an_error_that_says_what_to_do() -> None:
     with pytest.raises(InvalidArgumentError, match="raise the limit"):
         Config(registry=("a:1",)).within(50)
+
+
+def test_a_console_that_others_reach_wants_keys() -> None:
+    with pytest.raises(ValidationError, match="console_key_file"):
+        Config(registry=("r:1",), listen_console="0.0.0.0:8090")
+    with pytest.raises(ValidationError, match="console_key_file"):
+        Config(registry=("r:1",), listen_console="127.0.0.1:8090", tenants_file="tenants.toml")
+    with pytest.raises(ValidationError, match="listen_console"):
+        Config(registry=("r:1",), console_key_file="keys.toml")
+    Config(registry=("r:1",), listen_console="0.0.0.0:8090", console_key_file="keys.toml")
+    Config(registry=("r:1",), listen_console="127.0.0.1:8090")

@@ -37,7 +37,7 @@ _WARM_UP = Plan(turns=2, document_words=300, reply_tokens=80)
 """Enough for both engines to have met, in both directions, before anything is measured."""
 
 UP = """
-[bold]The stack is up.[/bold] {front}: {url} (gRPC {grpc}, for gateways {planner}), logs: {logs}
+[bold]The stack is up.[/bold] {front}: {url} (gRPC {grpc}, for gateways {planner}), console: {console}, logs: {logs}
 Registries: {registries}. Agents: {agents}
 Metrics (/metrics): {metrics}
 
@@ -164,6 +164,7 @@ def _stack(options: argparse.Namespace, console: Console, steps: Steps) -> Itera
         routers=options.routers,
         router_flags=["--lookup-budget-s", str(_LOOKUP_BUDGET_S), "--prefer", options.prefer, "--explain"],
         tls=options.tls,
+        console=True,
         gateway=options.gateway == "envoy",
         default_ports=True,
         metrics=options.command == "up",
@@ -257,6 +258,7 @@ def _up(options: argparse.Namespace, console: Console) -> int:
             front="Envoy" if stack.gateway else "Router",
             grpc=stack.grpc_routers[0],
             planner=stack.planners[0],
+            console=stack.consoles[0],
             logs=stack.logs,
             registries=", ".join(stack.registries),
             agents=", ".join(f"{node.name} {node.agent_address}" for node in stack.nodes),

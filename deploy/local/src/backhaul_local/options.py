@@ -59,6 +59,8 @@ class StackOptions:
     """Takes the ports that the README names where they are free, else random ones."""
     tls: bool = False
     """Whether everybody shows a certificate and asks for one, on every hop."""
+    console: bool = False
+    """Whether each router serves a console, for this machine alone."""
     gateway: bool = False
     """Whether Envoy is in front of the routers."""
     metrics: bool = False

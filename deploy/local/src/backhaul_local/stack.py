@@ -86,6 +86,8 @@ class Stack:
         """host:port of each router's gRPC server."""
         self.planners: list[str] = []
         """host:port at which each router plans turns for gateways that move the bytes themselves."""
+        self.consoles: list[str] = []
+        """URL of each router's console, where there are any."""
         self.pickers: list[str] = []
         """host:port of each router's endpoint picker, where there is a gateway."""
         self.metrics: dict[str, str] = {}
@@ -355,7 +357,8 @@ class Stack:
         self.routers.append(f"{self._scheme}://{http}")
         self.grpc_routers.append(grpc)
         name = f"router-{index}"
-        flags = ["--listen-http", http, "--listen-grpc", grpc, "--registry", self._reached_registries(name)]
+        flags = [*self._console_flags(index), "--listen-http", http, "--listen-grpc", grpc]
+        flags += ["--registry", self._reached_registries(name)]
         # Nobody here watches readiness.
         tls = self.tls.router_flags() if self.tls else ()
         flags += ["--lame-duck-s", "0", "--listen-gateway", self._planner(index), *self._picker_flags(index)]
@@ -372,6 +375,13 @@ class Stack:
     def _planner(self, index: int) -> str:
         self.planners.append(self._address(8083 + 10 * (index - 1)))
         return self.planners[-1]
+
+    def _console_flags(self, index: int) -> Sequence[str]:
+        if not self._options.console:
+            return ()
+        address = self._address(8084 + 10 * (index - 1))
+        self.consoles.append(f"{self._scheme}://{address}/console/")
+        return "--listen-console", address
 
     def _picker_flags(self, index: int) -> Sequence[str]:
         if not self._options.gateway:

@@ -93,7 +93,7 @@ class App:
             max_retention_s=config.max_retention_s,
         )
         self._owner = Owner(session=self._session, limits=self._limits, policy=_POLICIES[config.retention_policy])
-        self._engine_loads = EngineLoads(self._owner.free_block_count)
+        self._engine_loads = EngineLoads(self._owner.free_block_count, self._owner.retention)
         self._warned: set[str] = set()
         self._left_out_count = 0
         self._ready: Readiness | None = None

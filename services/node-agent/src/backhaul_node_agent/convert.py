@@ -16,7 +16,7 @@ from backhaul_connector.anchors import Anchors
 from backhaul_node_agent.core import bounds
 from backhaul_node_agent.core.block_set import BlockSet, EngineFacts
 from backhaul_node_agent.core.draining import DrainStatus, Phase
-from backhaul_node_agent.core.engine_loads import EngineLoad
+from backhaul_node_agent.core.engine_loads import EngineLoad, Retention
 from backhaul_node_agent.core.granting import ClaimRequest, Grant
 from backhaul_node_agent.core.life import State
 from backhaul_node_agent.core.node import EngineRecord, NodeRecord, Readiness
@@ -241,13 +241,19 @@ def load_response(loads: Iterable[EngineLoad]) -> agent_pb2.WatchLoadResponse:
     return agent_pb2.WatchLoadResponse(engines=map(_engine_load, loads))
 
 
+def _retention(held: Retention) -> agent_pb2.Retention:
+    return agent_pb2.Retention(set_count=held.set_count, block_count=held.block_count, block_limit=held.block_limit)
+
+
 def _engine_load(load: EngineLoad) -> agent_pb2.EngineLoad:
+    held = load.retention
     return agent_pb2.EngineLoad(
         engine_id=load.engine_id,
         running_count=load.running_count,
         waiting_count=load.waiting_count,
         kv_usage=load.kv_usage,
         free_block_count=load.free_block_count,
+        retention=None if held is None else _retention(held),
     )
 
 

@@ -128,9 +128,13 @@ class BlockSetServicer(agent_pb2_grpc.BlockSetServiceServicer):
     ) -> agent_pb2.ListBlockSetsResponse:
         if not 0 <= request.page_size <= _MAX_PAGE:
             raise InvalidArgumentError("PAGE_SIZE", f"page_size must be 0 to {_MAX_PAGE}")
+        if len(request.set_ids) > _MAX_IDS:
+            raise InvalidArgumentError("SET_IDS", f"at most {_MAX_IDS} set_ids are accepted")
+        wanted = frozenset(request.set_ids)
         size = request.page_size or _DEFAULT_PAGE
         after = _decode_token(request.page_token)
-        rest = [held for held in self._agent.sets() if (held.name.set_id, held.name.engine_id) > after]
+        sets = (held for held in self._agent.sets() if not wanted or held.name.set_id in wanted)
+        rest = [held for held in sets if (held.name.set_id, held.name.engine_id) > after]
         page = rest[:size]
         last = page[-1].name if len(rest) > size else None
         return agent_pb2.ListBlockSetsResponse(

@@ -21,8 +21,12 @@ from backhaul_router.admission import Admission
 from backhaul_router.attempts import Attempts
 from backhaul_router.choosing import Chooser
 from backhaul_router.config import Config
+from backhaul_router.console.service import ConsoleService
+from backhaul_router.console.state import KEPT_TURNS
+from backhaul_router.console.wiring import console_for
 from backhaul_router.conversation_service import ConversationService
 from backhaul_router.conversations import Conversations
+from backhaul_router.core.console.journal import Journal
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.nodes import NodeTable
 from backhaul_router.core.queueing import TurnQueue
@@ -68,6 +72,8 @@ class Running:
     """Of the endpoint picker; 0 without one."""
     gateway_port: int
     """For gateways that plan turns; 0 without one."""
+    console_port: int
+    """Of the console; 0 without one."""
     table: NodeTable
     routing: Routing
     admission: Admission
@@ -109,6 +115,7 @@ async def running(config: Config, measured: CollectorRegistry | None = None) -> 
     tenants, policy = configured.tenants(config), configured.policy(config)
     scopes = Scopes(tenants, configured.cluster_key(config))
     clock = SystemClock()
+    journal = Journal(KEPT_TURNS if config.listen_console else 0, clock.monotonic)
     tls = configured.identity("services", config.tls_files)
     client_tls = configured.identity("clients", config.client_files)
     engine_tls = configured.identity("engines", config.engine_files)
@@ -188,6 +195,7 @@ async def running(config: Config, measured: CollectorRegistry | None = None) -> 
             scopes=scopes,
             policy=policy,
             observer=observer,
+            journal=journal,
         )
         conversations = Conversations(
             registry=registry, owner=owner, table=table, tenants=tenants, scopes=scopes, clock=clock
@@ -255,6 +263,18 @@ async def running(config: Config, measured: CollectorRegistry | None = None) -> 
         )
         gateway = GatewayService(turns=turns, planned=planned, body_limit_bytes=int(config.body_limit))
         gateway_server = grpc_servers.gateway_server(config, gateway, tls)
+        console = console_for(
+            config,
+            table=table,
+            live=routing.live,
+            journal=journal,
+            registry=registry,
+            owner=owner,
+            scopes=scopes,
+            tenants=tenants.configured,
+            clock=clock,
+            tls=client_tls,
+        )
         servers = [server for server in (grpc_server, picker_server, gateway_server) if server is not None]
         if not await registry.listed(within_s=_FIRST_LIST_S):
             _log.warning("no list of nodes yet", registry=config.registry, what_to_do="see that a registry runs there")
@@ -263,6 +283,8 @@ async def running(config: Config, measured: CollectorRegistry | None = None) -> 
                 await entered.enter_async_context(MetricsEndpoint(config.listen_metrics, measured, tls=tls))
             for server in servers:
                 await entered.enter_async_context(server)
+            if console is not None:
+                await entered.enter_async_context(console)
             background: tuple[asyncio.Task[None], ...] = (
                 tasks.create_task(watch_orphans(table, engines, clock, changed.set)),
                 tasks.create_task(departures.watch()),
@@ -274,7 +296,7 @@ async def running(config: Config, measured: CollectorRegistry | None = None) -> 
             if isinstance(tenants, TenantsFile):
                 background += (tasks.create_task(tenants.follow(clock, admission.limit)),)
             try:
-                ports = http.port, grpc_server.port, _port(picker_server), _port(gateway_server)
+                ports = http.port, grpc_server.port, _port(picker_server), _port(gateway_server), _port(console)
                 yield Running(*ports, table, routing, admission)
                 await _leave(readiness, servers, http)
                 _log.info("leaving", lame_duck_s=config.lame_duck_s, running_turns=admission.turn_count)
@@ -289,7 +311,7 @@ async def running(config: Config, measured: CollectorRegistry | None = None) -> 
                     task.cancel()
 
 
-def _port(server: GrpcServer | None) -> int:
+def _port(server: GrpcServer | ConsoleService | None) -> int:
     return server.port if server else 0
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from backhaul_common.addresses import Address, Addresses, OptionalAddress
+from backhaul_common.addresses import Address, Addresses, OptionalAddress, loopback
 from backhaul_common.config import Texts
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.tls import EngineTlsSettings, TlsFiles
@@ -26,6 +26,11 @@ class Config(EngineTlsSettings, env_prefix="BACKHAUL_ROUTER_"):
     """host:port of the OpenAI HTTP API (IPv6 in brackets)"""
     listen_grpc: Address = "127.0.0.1:8081"
     """host:port of the gRPC API"""
+    listen_console: OptionalAddress = ""
+    """host:port of the console, a page for operators (see docs/console.md); empty: none"""
+    console_key_file: str = ""
+    """file with the hashes of operators' keys, as backhaul-router-key prints them; needed but for a console that only
+    this machine reaches, where there are no tenants"""
     listen_ext_proc: OptionalAddress = ""
     """host:port of the endpoint picker for Envoy (see docs/envoy.md); empty: none"""
     listen_gateway: OptionalAddress = ""
@@ -122,9 +127,20 @@ class Config(EngineTlsSettings, env_prefix="BACKHAUL_ROUTER_"):
     def _consistent(self) -> "Config":
         if self.prefer not in ("auto", *self.routes):
             raise ValueError(f"prefer is {self.prefer}, which is not among the routes ({', '.join(self.routes)})")
+        if self.console_key_file and not self.listen_console:
+            raise ValueError("console_key_file means nothing without listen_console")
+        if self.listen_console and not self.console_key_file and not self._console_is_private:
+            raise ValueError(
+                "listen_console needs console_key_file, unless only this machine reaches it and there are no tenants: "
+                "write the second line that backhaul-router-key prints into that file"
+            )
         if self.max_held < self.body_limit:
             raise ValueError(f"max_held must be at least body_limit ({int(self.body_limit)} bytes)")
         return self
+
+    @property
+    def _console_is_private(self) -> bool:
+        return loopback(self.listen_console) and not self.tenants_file
 
     @property
     def needing_tls(self) -> tuple[str, ...]:

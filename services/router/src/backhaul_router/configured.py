@@ -5,6 +5,7 @@ from pathlib import Path
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.tls import Identity, TlsFiles
 from backhaul_router.config import Config
+from backhaul_router.core.console.operators import Operators, parse_operators
 from backhaul_router.core.routing.planner import RoutePolicy
 from backhaul_router.core.routing.settings import RoutingSettings, parse_routing
 from backhaul_router.core.tenants import Tenants
@@ -71,6 +72,16 @@ def policy(config: Config) -> Policy:
         engine_key=engine_key,
         explain=config.explain,
     )
+
+
+def operators(config: Config) -> Operators:
+    """Returns who may look at the console. Raises InvalidArgumentError (BAD_CONSOLE_KEY_FILE, FILE_UNREADABLE)."""
+    if not config.console_key_file:
+        return Operators()
+    try:
+        return parse_operators(_read(config.console_key_file).decode())
+    except ValueError as error:
+        raise InvalidArgumentError("BAD_CONSOLE_KEY_FILE", f"{config.console_key_file}: {error}") from error
 
 
 def route_policy(config: Config) -> RoutePolicy:

@@ -1,8 +1,6 @@
 """The OpenAI HTTP API."""
 
 import asyncio
-import os
-import socket
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -14,16 +12,14 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from backhaul_common.addresses import split_address
-from backhaul_common.errors import UnavailableError
-from backhaul_common.grpc_server import warn_of_plaintext
-from backhaul_common.tls import HANDSHAKE_S, Identity, ListenerContext
+from backhaul_common.tls import Identity
 from backhaul_router.admission import Admission, Held
 from backhaul_router.answers import with_error_event
 from backhaul_router.conversations import Conversations, Ending, deleted_document
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.errors import ApiError, invalid
 from backhaul_router.core.passing import PASSED, RESPONSES
+from backhaul_router.http_listener import listen
 from backhaul_router.http_protocol import ApiProtocol, ApiServer, BodyCutError, ClientLimits, Phase
 from backhaul_router.models import Models
 from backhaul_router.passing import PassedAnswer, Passing
@@ -32,11 +28,6 @@ from backhaul_router.readiness import Readiness
 from backhaul_router.request_headers import STREAM_HEADERS, authorization_in, left_s, request_id_in, turn_request
 from backhaul_router.turns import Turns
 
-_BACKLOG = 1024
-"""Connections that the kernel keeps until they are accepted."""
-_ACCEPTS = 4
-"""Connections accepted at once, before room is made for them. Out of files, asyncio fails, and logs it, so often a
-second (selector_events.py, _accept_connection)."""
 _END_S = 0.1
 """Given to connections for their last bytes, seconds; aiohttp takes 0 for no limit."""
 
@@ -87,25 +78,8 @@ class HttpService:
 
     async def __aenter__(self) -> Self:
         """Binds and starts. Raises UnavailableError (ADDRESS_UNAVAILABLE) when the address cannot be bound."""
-        host, port = split_address(self._address)
-        if self._tls is None:
-            warn_of_plaintext(self._address)
         self._api = ApiServer(self._handle, limits=self._limits)
-        try:
-            self._listener = await asyncio.get_running_loop().create_server(
-                self._api,
-                host,
-                port,
-                backlog=_ACCEPTS,
-                ssl=ListenerContext(self._tls).front if self._tls else None,
-                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
-            )
-        except OSError as error:
-            raise UnavailableError("ADDRESS_UNAVAILABLE", f"cannot listen on {self._address}: {error}") from error
-        for listening in self._listener.sockets:
-            # asyncio has one number for both.
-            with socket.socket(fileno=os.dup(listening.fileno())) as same:
-                same.listen(_BACKLOG)
+        self._listener = await listen(self._api, self._address, self._tls)
         self.port = self._listener.sockets[0].getsockname()[1]
         return self
 

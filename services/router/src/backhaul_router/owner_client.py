@@ -20,7 +20,8 @@ from backhaul_common.errors import (
     UnavailableError,
 )
 from backhaul_common.grpc_client import Connect, open_channel, to_error
-from backhaul_router.core.claims import Claim, Grant, Harvest, KeptBlocks, Released
+from backhaul_router.convert import held_set_from
+from backhaul_router.core.claims import Claim, Grant, Harvest, HeldSet, KeptBlocks, Released
 
 _log = structlog.get_logger(__name__)
 
@@ -129,6 +130,14 @@ class OwnerClient:
         with _errors():
             response = await self._stub(address).ReleaseBlockSets(request, timeout=timeout_s)
         return Released(len(response.released), len(response.deferred))
+
+    async def list_sets(self, address: str, set_ids: Collection[str], *, timeout_s: float) -> list[HeldSet]:
+        """Returns those of the sets that an agent holds. Raises BackhaulError."""
+        request = agent_pb2.ListBlockSetsRequest(set_ids=set_ids)
+        with _errors():
+            response = await self._stub(address).ListBlockSets(request, timeout=timeout_s)
+        # An agent that is too old for `set_ids` lists others.
+        return [held_set_from(held) for held in response.block_sets if held.set_id in set_ids]
 
     async def forget(self, addresses: Collection[str]) -> None:
         """Closes the channels to agents that are gone."""

@@ -8,6 +8,7 @@ from backhaul_router.attempts import Attempts
 from backhaul_router.choosing import Chooser
 from backhaul_router.core import responses
 from backhaul_router.core.body import TurnBody, parse_body
+from backhaul_router.core.console.journal import Journal
 from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import ApiError, bounded
 from backhaul_router.core.fresh import FreshKeys
@@ -25,6 +26,7 @@ from backhaul_router.core.turn import Outcome
 from backhaul_router.explaining import HEADER, TurnExplanation, explanation_in_header
 from backhaul_router.forwarding import Forwarded
 from backhaul_router.legs import Legs
+from backhaul_router.noting import noted
 from backhaul_router.observing import TurnObserver
 from backhaul_router.ports import Answer, Policy, TurnRequest
 from backhaul_router.running_turn import Turn
@@ -52,7 +54,9 @@ class Turns:
         scopes: Scopes,
         policy: Policy,
         observer: TurnObserver,
+        journal: Journal,
     ) -> None:
+        self._journal = journal
         self._chooser = chooser
         self._attempts = attempts
         self._legs = legs
@@ -81,7 +85,7 @@ class Turns:
         Leaving early, by cancellation or error, ends both legs, returns a claim that was not used, and has a hand-off
         freed that nobody will read. Raises ApiError while entering.
         """
-        with self._begun(request) as turn:
+        with self._noted(request) as turn:
             outcome, trace = turn.outcome, turn.trace
             async with AsyncExitStack() as stack:
                 await self._chooser.choose(turn, reuse=request.reuse)
@@ -114,7 +118,7 @@ class Turns:
         The decode leg counts as running until this is left. Leaving early, by cancellation or error, does what it does
         for `run`. Raises ApiError while entering.
         """
-        with self._begun(request) as turn:
+        with self._noted(request) as turn:
             await self._chooser.choose(turn, reuse=request.reuse)
             handed = await self._attempts.prepare(turn)
             with self._legs.elsewhere(turn, handed) as leg:
@@ -156,6 +160,11 @@ class Turns:
             message = "the engine that keeps the earlier response takes no turns of this model now"
             raise ApiError(503, message, headers={"retry-after": "1"})
         return node
+
+    @contextmanager
+    def _noted(self, request: TurnRequest) -> Iterator[Turn]:
+        with self._begun(request) as turn, noted(self._journal, turn):
+            yield turn
 
     @contextmanager
     def _begun(self, request: TurnRequest) -> Iterator[Turn]:

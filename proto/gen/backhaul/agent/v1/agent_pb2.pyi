@@ -508,19 +508,25 @@ class ListBlockSetsRequest(_message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    SET_IDS_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """Block sets per page; 0 means 500, at most 5,000."""
     page_token: _builtins.str
     """From the previous page; empty for the first."""
+    @_builtins.property
+    def set_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only these, at most 1,000; all when empty. Ids that this owner does not know are left out."""
+
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        set_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "set_ids", b"set_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -625,6 +631,7 @@ class EngineLoad(_message.Message):
     WAITING_COUNT_FIELD_NUMBER: _builtins.int
     KV_USAGE_FIELD_NUMBER: _builtins.int
     FREE_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Engine incarnation."""
     running_count: _builtins.int
@@ -637,6 +644,10 @@ class EngineLoad(_message.Message):
     """Blocks that a request could have at once, those that are merely cached among them. Unset when unknown: only an engine
     with the connector tells.
     """
+    @_builtins.property
+    def retention(self) -> Global___Retention:
+        """What finished turns hold there. Unset when unknown, as above."""
+
     def __init__(
         self,
         *,
@@ -645,16 +656,47 @@ class EngineLoad(_message.Message):
         waiting_count: _builtins.int = ...,
         kv_usage: _builtins.float = ...,
         free_block_count: _builtins.int | None = ...,
+        retention: Global___Retention | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_free_block_count", b"_free_block_count", "free_block_count", b"free_block_count"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_free_block_count", b"_free_block_count", "free_block_count", b"free_block_count", "retention", b"retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_block_count", b"_free_block_count", "engine_id", b"engine_id", "free_block_count", b"free_block_count", "kv_usage", b"kv_usage", "running_count", b"running_count", "waiting_count", b"waiting_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_block_count", b"_free_block_count", "engine_id", b"engine_id", "free_block_count", b"free_block_count", "kv_usage", b"kv_usage", "retention", b"retention", "running_count", b"running_count", "waiting_count", b"waiting_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__free_block_count: _TypeAlias = _typing.Literal["free_block_count"]  # noqa: Y015
     _WhichOneofArgType__free_block_count: _TypeAlias = _typing.Literal["_free_block_count", b"_free_block_count"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__free_block_count) -> _WhichOneofReturnType__free_block_count | None: ...
 
 Global___EngineLoad: _TypeAlias = EngineLoad  # noqa: Y015
+
+@_typing.final
+class Retention(_message.Message):
+    """What finished turns hold of one engine's KV cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SET_COUNT_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    BLOCK_LIMIT_FIELD_NUMBER: _builtins.int
+    set_count: _builtins.int
+    """Block sets, those that are just being released among them."""
+    block_count: _builtins.int
+    """Blocks that they hold; one that several share counts once."""
+    block_limit: _builtins.int
+    """Blocks that they may hold now: a share of all, less when what runs needs room. Beyond it the least worth is released."""
+    def __init__(
+        self,
+        *,
+        set_count: _builtins.int = ...,
+        block_count: _builtins.int = ...,
+        block_limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_limit", b"block_limit", "set_count", b"set_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Retention: _TypeAlias = Retention  # noqa: Y015
 
 @_typing.final
 class WatchLoadRequest(_message.Message):

@@ -14,6 +14,16 @@ MAX_AGE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """What block sets hold of one engine."""
+
+    set_count: int
+    block_count: int
+    block_limit: int
+    """Blocks that they may hold now."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """What one engine has to do."""
 
@@ -23,6 +33,8 @@ class EngineLoad:
     kv_usage: float
     """Part of the KV cache in use, 0 to 1."""
     free_block_count: int | None
+    """None when unknown."""
+    retention: Retention | None = None
     """None when unknown."""
 
 
@@ -41,9 +53,12 @@ class _Shown:
 class EngineLoads:
     """The last figures of each rank, and whose they are. Instants are by the agent's clock."""
 
-    def __init__(self, free_block_count: Callable[[str], int | None]) -> None:
-        """`free_block_count` tells it of an engine by its id."""
+    def __init__(
+        self, free_block_count: Callable[[str], int | None], retention: Callable[[str], Retention | None]
+    ) -> None:
+        """Both tell it of an engine by its id."""
         self._free_block_count = free_block_count
+        self._retention = retention
         self._named: dict[int, _Named] = {}
         self._shown: dict[int, _Shown] = {}
 
@@ -76,4 +91,5 @@ class EngineLoads:
             waiting_count=round(figures.waiting),
             kv_usage=figures.used,
             free_block_count=self._free_block_count(engine_id),
+            retention=self._retention(engine_id),
         )

@@ -17,6 +17,7 @@ from backhaul_node_agent.core import life as lf
 from backhaul_node_agent.core.block_set import BlockSet, EngineFacts
 from backhaul_node_agent.core.claim_book import SetName
 from backhaul_node_agent.core.engine_clock import EngineClock
+from backhaul_node_agent.core.engine_loads import Retention
 from backhaul_node_agent.core.granting import ClaimRequest, Grant, Granting, Refusal
 from backhaul_node_agent.core.holdings import Engine, Holdings
 from backhaul_node_agent.core.life import Limits, State
@@ -135,6 +136,13 @@ class Owner:
         """Returns how many blocks a request could have at once; None when the engine's connector does not say."""
         engine = self._held.engines.get(engine_id)
         return engine.budget.free_count if engine is not None and engine.connected else None
+
+    def retention(self, engine_id: str) -> Retention | None:
+        """Returns what sets hold of an engine; None when its connector does not say."""
+        engine = self._held.engines.get(engine_id)
+        if engine is None or not engine.connected:
+            return None
+        return Retention(len(engine.lives), engine.budget.pinned_count, engine.budget.limit)
 
     def lease_valid(self, now: float) -> bool:
         """Tells whether the node's lease is certainly valid."""

@@ -56,6 +56,20 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldSet:
+    """A block set as its owner sees it."""
+
+    set_id: str
+    engine_id: str
+    state: str
+    """`fenced`, `held`, `claimed` or `releasing`."""
+    token_count: int
+    block_count: int
+    remaining_s: float
+    """Until the deadline that the engine confirmed last."""
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """Blocks that one prefill leg may read, and no other."""
 

@@ -50,6 +50,12 @@ class Engine:
     """Tensor-parallel size; 0 when unknown."""
     kv_head_count: int = 0
     """KV heads that tensor-parallel ranks divide among them; 0 when unknown, or when they do not."""
+    reuse_problem: str = field(default="", compare=False)
+    """For people: why its turns cannot reuse blocks."""
+    vllm_version: str = ""
+    """Empty when unknown."""
+    retention_ttl_s: float = 0.0
+    """How long it keeps a finished turn's blocks by itself; 0 when unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,8 @@ class Node:
     """Whether it is listed no longer, as its agent is gone or ends, and its engine goes on."""
     session: str = field(default="", compare=False)
     """The agent's process, new at every start: the same node all the same."""
+    state_reason: str = field(default="", compare=False)
+    """For people: why it is not ready."""
 
     def engine(self, engine_id: str) -> Engine | None:
         """Returns the engine with this id; None when that incarnation is gone."""

@@ -10,6 +10,16 @@ MAX_AGE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """What finished turns hold of an engine's KV cache."""
+
+    sets: int
+    blocks: int
+    block_limit: int
+    """Blocks that they may hold now."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
     """What one engine has to do, whoever gave it to it."""
 
@@ -19,6 +29,8 @@ class EngineReport:
     """Part of its KV cache in use, 0 to 1."""
     free_blocks: int | None = None
     """Blocks that it could use at once, cached ones among them; None when unknown."""
+    retention: Retention | None = None
+    """None when unknown."""
 
 
 class Reports:

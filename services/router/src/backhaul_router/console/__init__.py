@@ -1,0 +1,1 @@
+"""The console: a page for operators, and the JSON that it shows."""

@@ -1,0 +1,1 @@
+"""What the console shows, as plain values: no I/O."""
