@@ -100,8 +100,8 @@ MUTANTS = (
     Mutant(
         "learn-of-engines-that-are-gone",
         f"{_SOURCE}/access_log_service.py",
-        ' or not (expectation.engine_id == "" or node.engine(expectation.engine_id))',
-        "",
+        'if not (expectation.engine_id == "" or node.engine(expectation.engine_id)):',
+        "if False:",
         _unit("test_forwarding", "test_of_an_engine_that_is_gone_nothing_is_learnt"),
     ),
     Mutant(

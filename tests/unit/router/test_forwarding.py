@@ -26,14 +26,14 @@ def expected(bench: Bench) -> float:
 
 
 async def log(
-    bench: Bench, *, stream: bool = True, tags: dict[str, str] = FIRST, served: str = "", **flags: bool
+    bench: Bench, *, stream: bool = True, tags: dict[str, str] = FIRST, served: str = "", flags: Sequence[str] = ()
 ) -> None:
     """Has one turn forwarded and logged."""
     async with bench.turns.forward(chat_request(LONG, stream=stream)) as forwarded:
         forwarded.taken()
     named = destination("d1:80", forwarded.leg.expectation).fields["envoy.lb"].struct_value
     named.update({"x-gateway-destination-endpoint-served": served})
-    seen = pb.AccessLogCommon(custom_tags=tags, response_flags=pb.ResponseFlags(**flags))
+    seen = pb.AccessLogCommon(custom_tags=tags, response_flags=pb.ResponseFlags(**dict.fromkeys(flags, True)))
     seen.metadata.filter_metadata["envoy.lb"].CopyFrom(named)
     await take(bench, seen)
 
@@ -95,6 +95,6 @@ BROKEN = ["upstream_connection_termination", "upstream_remote_reset", "upstream_
 @pytest.mark.parametrize("flags", [*([flag] for flag in BROKEN), []])
 async def test_an_engine_that_broke_off_an_answer_is_avoided(flags: Sequence[str]) -> None:
     bench = Bench(nodes=ready("p1", "d1"))
-    await log(bench, **dict.fromkeys(flags, True))
+    await log(bench, flags=flags)
     [node] = [node for node in bench.table if node.node_id == "d1"]
     assert bench.live.breakers.state(node) is (BreakerState.OPEN if flags else BreakerState.CLOSED)

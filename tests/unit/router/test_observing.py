@@ -166,7 +166,7 @@ async def test_what_waits_and_what_came_of_it(reader: InMemoryMetricReader) -> N
 
 async def test_what_a_gateway_tells_of_streams_is_counted_as_if_they_had_passed(reader: InMemoryMetricReader) -> None:
     bench = Bench()
-    await log(bench, upstream_connection_termination=True)
+    await log(bench, flags=["upstream_connection_termination"])
     got = counted(reader)
     assert got["turns"] == {(("result", "ok"), ("route", "cold")): 1}
     assert got["ttft"] == got["estimate_error"] == {(("route", "cold"),): 1}

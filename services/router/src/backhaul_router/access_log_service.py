@@ -5,7 +5,9 @@ gateway can, and has nothing to say it with but its access log. Entries go to an
 each router learns from its share of them, as it does over HTTP.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -13,7 +15,6 @@ import grpc
 from backhaul.envoy.v3 import access_log_pb2 as pb
 from backhaul.envoy.v3 import access_log_pb2_grpc
 from backhaul_router.core.engines import Failure
-from backhaul_router.core.expectation import Expectation
 from backhaul_router.core.gateway import FIRST_BYTE, first_byte_s
 from backhaul_router.core.nodes import NodeTable
 from backhaul_router.core.routing.assembly import Routing
@@ -30,21 +31,35 @@ class AccessLog(access_log_pb2_grpc.AccessLogServiceServicer):
         self._table = table
         self._routing = routing
         self._observer = observer
+        self._streams: set[asyncio.Task[Any]] = set()
+
+    def leave(self) -> None:
+        """Ends all streams: gateways keep theirs open for ever, and send the rest elsewhere."""
+        for stream in self._streams:
+            stream.cancel()
 
     async def StreamAccessLogs(
         self, request_iterator: AsyncIterator[pb.StreamAccessLogsMessage], context: Context
     ) -> pb.StreamAccessLogsResponse:
-        """Takes entries until the gateway ends the stream."""
-        async for message in request_iterator:
-            for entry in message.http_logs.log_entry:
-                expectation = expectation_of(entry.common_properties.metadata)
-                if expectation is not None:
-                    self._take(expectation, entry.common_properties)
+        """Takes entries until the gateway ends the stream, or this router leaves."""
+        stream = asyncio.current_task()
+        assert stream is not None
+        self._streams.add(stream)
+        try:
+            with suppress(asyncio.CancelledError):
+                async for message in request_iterator:
+                    for entry in message.http_logs.log_entry:
+                        self._take(entry.common_properties)
+        finally:
+            self._streams.discard(stream)
         return pb.StreamAccessLogsResponse()
 
-    def _take(self, expectation: Expectation, seen: pb.AccessLogCommon) -> None:
-        node = self._table.get(expectation.node_id)
-        if node is None or not (expectation.engine_id == "" or node.engine(expectation.engine_id)):
+    def _take(self, seen: pb.AccessLogCommon) -> None:
+        expectation = expectation_of(seen.metadata)
+        node = self._table.get(expectation.node_id) if expectation is not None else None
+        if expectation is None or node is None:
+            return
+        if not (expectation.engine_id == "" or node.engine(expectation.engine_id)):
             return
         first_s = first_byte_s(seen.custom_tags.get(FIRST_BYTE, ""))
         if expectation.stream and first_s is not None:

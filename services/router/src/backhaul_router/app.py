@@ -215,7 +215,8 @@ async def running(config: Config) -> AsyncIterator[Running]:
             body_limit_bytes=int(config.body_limit),
             receive_s=config.receive_timeout_s,
         )
-        picker_server = _picker_server(config, picker, AccessLog(table=table, routing=routing, observer=observer))
+        access_log = AccessLog(table=table, routing=routing, observer=observer)
+        picker_server = _picker_server(config, picker, access_log)
         servers = [server for server in (grpc_server, picker_server) if server is not None]
         if not await registry.listed(within_s=_FIRST_LIST_S):
             _log.warning("no list of nodes yet", registry=config.registry, what_to_do="see that a registry runs there")
@@ -237,6 +238,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
             finally:
                 readiness.stop()
                 picker.leave()
+                access_log.leave()
                 stops = (server.stop(config.grace_s) for server in servers)
                 await asyncio.gather(http.stop(config.grace_s), *stops)
                 for task in background:
