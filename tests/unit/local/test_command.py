@@ -30,7 +30,7 @@ def test_help_names_one_default(command: str, default: str, capsys: pytest.Captu
 
 
 def test_the_snippet_that_is_shown_is_python_and_shows_all_that_the_router_says() -> None:
-    names = ("url", "grpc", "logs", "registries", "agents", "model", "engines")
+    names = ("front", "url", "grpc", "logs", "registries", "agents", "model", "engines")
     shown = UP.format(**{name: f"<{name}>" for name in names})
     snippet = shown[shown.index("import uuid") : shown.index("(The first word")]
     compile(snippet, "snippet", "exec")
