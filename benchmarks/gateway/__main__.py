@@ -29,8 +29,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--streams", type=_count, default=64, metavar="N", help="streams at once")
-    parser.add_argument("--tokens", type=_count, nargs=2, default=[10, 400], metavar="N", help="of short and long ones")
-    parser.add_argument("--rounds", type=_count, default=2, metavar="N", help="times that each is measured")
+    parser.add_argument("--tokens", type=_count, nargs=2, default=[10, 1000], metavar="N", help="of short and long")
+    parser.add_argument("--rounds", type=_count, default=3, metavar="N", help="times that each is measured")
     parser.add_argument(
         "--state", type=Path, default=Path(".state/bench-gateway"), help="folder for data, logs and reports"
     )

@@ -1,5 +1,6 @@
 """Turns of which a gateway sends the decode leg: what is learnt of them, what fails, and who leaves."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -8,7 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from backhaul.envoy.v3 import access_log_pb2
+from backhaul.envoy.v3 import access_log_pb2, access_log_pb2_grpc
+from backhaul_common.grpc_client import open_channel
 from backhaul_router.core.health.breakers import BreakerState
 from backhaul_router.core.nodes import Node
 from tests.fakes.engine import FakeEngine, bare_500, break_after, event_of, refuse, reset
@@ -113,6 +115,19 @@ async def test_a_log_goes_to_any_router_and_what_it_cannot_read_is_left_aside(fr
 
         assert other.routing.live.breakers.state(front.node()) is BreakerState.OPEN
         assert front.state() is BreakerState.CLOSED
+
+
+async def test_a_log_that_is_open_keeps_no_router_from_ending() -> None:
+    clock = asyncio.get_running_loop()
+    async with front_of(grace_s=30.0) as front:
+        channel = open_channel(f"127.0.0.1:{front.stack.router.ext_proc_port}")
+        call = access_log_pb2_grpc.AccessLogServiceStub(channel).StreamAccessLogs()
+        await call.write(access_log_pb2.StreamAccessLogsMessage())
+        await front.gateway.chat("hi")
+        began = clock.time()
+    assert clock.time() - began < 10
+    await call
+    await channel.close()
 
 
 async def test_of_what_another_engine_answers_nothing_is_learnt_about_the_one_that_was_picked(front: Front) -> None:

@@ -92,15 +92,16 @@ def _options(mutant: Mutant) -> list[str]:
 def main(names: Sequence[str] = ()) -> int:
     """Runs all mutants, or those named; returns how many survive."""
     chosen = [mutant for mutant in all_mutants() if not names or mutant.name in names]
-    failures = []
+    surviving: list[str] = []
     with ThreadPoolExecutor(2) as pool:
         for mutant, alive in zip(chosen, pool.map(survivors, chosen), strict=True):
             line = f"{'SURVIVES' if alive else 'killed  '} {mutant.name} {' '.join(alive)}\n"
-            failures += [line] if alive else []
+            if alive:
+                surviving.append(line)
             sys.stdout.write(line)
             sys.stdout.flush()
-    sys.stdout.write(f"{''.join(failures)}{len(chosen) - len(failures)} of {len(chosen)} mutants killed\n")
-    return len(failures)
+    sys.stdout.write(f"{''.join(surviving)}{len(chosen) - len(surviving)} of {len(chosen)} mutants killed\n")
+    return len(surviving)
 
 
 def _arguments() -> argparse.Namespace:

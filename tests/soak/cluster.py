@@ -29,7 +29,6 @@ def cluster_options(
     block_count: int = 30_000,
     warm_prefill_s: float = 5.0,
     max_retention_s: float = TTL_S,
-    prefer: str = "auto",
     router_flags: Sequence[str] = (),
     network: Network | None = None,
     etcd_quota_bytes: int = 0,
@@ -37,7 +36,7 @@ def cluster_options(
     """Returns what the stack consists of. Engines' clocks are hours apart and drift, as the seed has it.
 
     ``max_retention_s``: how long finished turns are kept at most, however often they are renewed.
-    ``prefer``: the route that routers take wherever they can; auto: the one that they estimate to be the fastest.
+    ``router_flags``: what routers are told besides.
     ``etcd_quota_bytes``: size at which etcd takes no more; 0: its own (2 GB).
     """
     rng = Random(f"clocks-{seed}")
@@ -63,10 +62,7 @@ def cluster_options(
             *("--margin-s", "0.5", "--lease-margin-s", "0.5", "--max-retention-s", str(max_retention_s)),
         ],
         # More processes than cores: a lookup waits for one now and then.
-        router_flags=[
-            *("--prefer", prefer, "--lookup-budget-s", "1", "--warm-prefill-timeout-s", str(warm_prefill_s)),
-            *router_flags,
-        ],
+        router_flags=["--lookup-budget-s", "1", "--warm-prefill-timeout-s", str(warm_prefill_s), *router_flags],
         network=network or DirectNetwork(),
     )
 

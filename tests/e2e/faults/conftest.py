@@ -32,11 +32,10 @@ def stack(network: BreakableNetwork, tmp_path_factory: pytest.TempPathFactory) -
     options = cluster_options(
         state,
         seed=SEED,
-        prefer="warm",
         routers=2,
         registries=2,
         # Without time to say so, a router that stops closes connections on which a client is just about to ask.
-        router_flags=["--routing-file", str(state / "routing.toml"), "--lame-duck-s", "2"],
+        router_flags=["--prefer", "warm", "--routing-file", str(state / "routing.toml"), "--lame-duck-s", "2"],
         network=network,
     )
     with Stack(options) as stack:

@@ -27,7 +27,7 @@ def stack(network: BreakableNetwork, tmp_path_factory: pytest.TempPathFactory) -
     options = cluster_options(
         tmp_path_factory.mktemp("s"),
         seed=SEED,
-        prefer="warm",
+        router_flags=["--prefer", "warm"],
         routers=2,
         registries=2,
         network=network,

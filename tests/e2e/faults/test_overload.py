@@ -28,11 +28,17 @@ _GROWTH_BYTES = 32 * 1024 * 1024
 def limited(tmp_path: Path, *limits: str) -> Stack:
     """Returns a stack whose router has a limit, and these flags."""
     options = cluster_options(
-        tmp_path, seed=5, prefer="warm", routers=1, registries=1, etcd_members=1, prefill=1, decode=1
+        tmp_path,
+        seed=5,
+        router_flags=["--prefer", "warm", "--max-turns", str(CAPACITY), *limits],
+        routers=1,
+        registries=1,
+        etcd_members=1,
+        prefill=1,
+        decode=1,
     )
     slow = SimulatedEngine(ttl_s=5, flags=["--decode-step-s", "0.02", "--prefill-tokens-per-s", "20000"])
-    flags = [*options.router_flags, "--max-turns", str(CAPACITY), *limits]
-    return Stack(replace(options, prefill=[slow], decode=[slow], router_flags=flags))
+    return Stack(replace(options, prefill=[slow], decode=[slow]))
 
 
 def resident(pid: int) -> int:

@@ -27,7 +27,9 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_random_conversations_get_the_texts_of_an_engine_that_computes_everything(tmp_path: Path) -> None:
-    options = cluster_options(tmp_path, seed=1, prefer="warm", routers=3, registries=2, etcd_members=1)
+    options = cluster_options(
+        tmp_path, seed=1, router_flags=["--prefer", "warm"], routers=3, registries=2, etcd_members=1
+    )
     with Stack(options) as stack:
         report = await soak(stack, Plan(seed=1, turn_count=1500, concurrency=16))
     assert problems(report, faults_allowed=False) == [], summary(report)
@@ -63,7 +65,7 @@ async def test_reads_that_outlast_their_claims_are_never_used(tmp_path: Path) ->
     options = cluster_options(
         tmp_path,
         seed=3,
-        prefer="warm",
+        router_flags=["--prefer", "warm"],
         routers=1,
         registries=1,
         etcd_members=1,

@@ -38,7 +38,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     options = cluster_options(
         tmp_path_factory.mktemp("s"),
         seed=5,
-        prefer="warm",
+        router_flags=["--prefer", "warm"],
         routers=1,
         registries=1,
         etcd_members=1,

@@ -59,8 +59,8 @@ def test_libraries_and_exceptions_come_in_the_same_form(stream: io.StringIO) -> 
     assert "words" not in stream.getvalue()
 
 
-def test_a_terminal_gets_text(stream: io.StringIO) -> None:
-    stream.isatty = lambda: True  # type: ignore[method-assign]  # a terminal that can be read
+def test_a_terminal_gets_text(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "isatty", lambda: True)
     configure_logging("info", "sample", stream)
     try:
         raise ValueError("why")

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -46,5 +48,6 @@ def test_a_wrong_setting_is_refused(argv: tuple[str, ...]) -> None:
 def test_defaults_are_the_local_stack() -> None:
     config = Config()
     assert (config.listen, config.etcd_endpoints, config.cluster) == ("127.0.0.1:7100", ("127.0.0.1:2379",), "default")
+    unknown: dict[str, Any] = {"unknown": 1}
     with pytest.raises(ValidationError):
-        Config(unknown=1)  # type: ignore[call-arg]  # wrong on purpose
+        Config(**unknown)

@@ -31,11 +31,11 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Counts one call, or wraps its handler in a refusal."""
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """Counts one call, or wraps its handler in a refusal. None, of an unknown method, is answered UNIMPLEMENTED."""
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith("/grpc."):
-            return handler  # type: ignore[return-value]  # None makes gRPC answer UNIMPLEMENTED, unknown to its typing
+            return handler
         streaming = bool(handler.response_streaming)
         if self._running[streaming] < self._max_calls:
             self._count(streaming)

@@ -30,11 +30,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        """Wraps the handler of one call."""
+    ) -> "Handler | None":
+        """Wraps the handler of one call. None, of an unknown method, is answered UNIMPLEMENTED."""
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith("/grpc."):
-            return handler  # type: ignore[return-value]  # None makes gRPC answer UNIMPLEMENTED, unknown to its typing
+            return handler
         return _wrap(handler, handler_call_details.method)
 
 
