@@ -163,13 +163,13 @@ class Services:
         request = urllib.request.Request(self._settings.router + path, data=data, headers=headers)
         try:
             with self._opener().open(request, timeout=self._settings.timeout_s) as response:
-                return response.status, json.loads(response.read(_MAX_BODY_BYTES))
+                return response.status, document_in(response.read(_MAX_BODY_BYTES))
         except urllib.error.HTTPError as error:
-            return error.code, _document(error.read(_MAX_BODY_BYTES))
+            return error.code, document_in(error.read(_MAX_BODY_BYTES))
         except HTTPException as error:
             message = f"what answers at {self._settings.router} does not speak HTTP (--router)"
             raise UnavailableError("ROUTER_UNAVAILABLE", message) from error
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise UnavailableError("ROUTER_UNAVAILABLE", f"{self._settings.router} does not answer: {error}") from error
 
     def _opener(self) -> urllib.request.OpenerDirector:
@@ -237,7 +237,8 @@ def _context(material: Material) -> ssl.SSLContext:
     return context
 
 
-def _document(body: bytes) -> Any:
+def document_in(body: bytes) -> Any:
+    """Returns the JSON of an answer; an empty object in place of anything else."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):

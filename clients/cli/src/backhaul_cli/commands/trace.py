@@ -86,7 +86,7 @@ def _trace_of(line: str) -> str:
     if line.startswith("{"):
         try:
             document = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
     if isinstance(document, dict):
         return str(document.get("trace_id") or "")
