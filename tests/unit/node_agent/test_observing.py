@@ -33,7 +33,7 @@ async def test_claims_are_counted_by_what_came_of_them(read: Readings) -> None:
     for request in (replace(REQUEST, request_id="request-2"), replace(REQUEST, request_id="request-3", set_id="gone")):
         with pytest.raises(BackhaulError):
             await stage.agent.claim(request)
-    assert read.of(instruments.CLAIMS) == {("granted",): 1, ("set_claimed",): 1, ("set_unknown",): 1}
+    assert read.counted(instruments.CLAIMS) == {("granted",): 1, ("set_claimed",): 1, ("set_unknown",): 1}
 
 
 async def test_a_set_is_timed_until_its_pointers_are_durable_and_only_once(read: Readings) -> None:
@@ -104,8 +104,8 @@ def test_releases_and_ends_are_read_of_the_owner(read: Readings) -> None:
     table.report("b")
     table.release("a")
     table.free("a", "b")
-    assert read.of(instruments.RELEASES) == {("asked",): 1}
-    assert read.of(instruments.ENDS) == {("released",): 1, ("freed",): 1}
+    assert read.counted(instruments.RELEASES) == {("asked",): 1}
+    assert read.counted(instruments.ENDS) == {("released",): 1, ("freed",): 1}
 
 
 def _drain(table: OwnerTable) -> None:
