@@ -1,4 +1,4 @@
-"""Each alert fires when it is to, and neither before nor when all is well: `promtool test rules` on series of a table."""
+"""Each alert fires when it is to, neither before nor when all is well: `promtool test rules` on series of a table."""
 
 import json
 from collections.abc import Mapping

@@ -56,6 +56,14 @@ async def test_renewals_and_what_engines_confirm_are_counted(read: Readings) -> 
     assert read.of(instruments.CONFIRMED) == {(): 2}
 
 
+def test_how_much_is_free_is_not_said_until_an_engine_says_it(read: Readings) -> None:
+    table = standing()
+    observe_owner(table.owner, FakeClock(), ready=lambda: True, foreign=lambda: 0)
+    assert (read.of(instruments.BLOCKS), read.of(instruments.FREE_BLOCKS)) == ({(): 1000}, {})
+    table.memory(free_count=0)
+    assert read.of(instruments.FREE_BLOCKS) == {(): 0}
+
+
 def test_what_is_held_is_read_of_the_owner(read: Readings) -> None:
     table, clock = standing(limits=replace(LIMITS, retained_share=0.5)), FakeClock()
     ready = [True]
