@@ -1,4 +1,4 @@
-"""A stack of simulated engines, read by Prometheus as deploy/dashboards/prometheus.yaml says, and turns of all kinds."""
+"""A stack of simulated engines, read as deploy/dashboards/prometheus.yaml says, and turns of all kinds."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
