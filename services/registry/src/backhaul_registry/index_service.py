@@ -98,7 +98,7 @@ class IndexService(IndexServiceServicer):
                     await self._tell(change, scope, context)
                 while True:
                     news = await subscription.next(LIFE_SIGN_S)
-                    await self._tell(news or self._hub.quiet, scope, context)
+                    await self._tell(news or self._hub.quiet(), scope, context)
             finally:
                 self._hub.unsubscribe(subscription)
 
