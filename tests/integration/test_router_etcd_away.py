@@ -1,7 +1,8 @@
-"""What routers and their operators see while etcd is away and the registry before it is not."""
+"""What routers and their operators see while etcd is away or slow, and the registry before it is neither."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import aiohttp
 import pytest
@@ -12,6 +13,7 @@ from backhaul_router.app import Running
 from tests.fakes.engine import FakeEngine
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.eventually import eventually
+from tests.fakes.proxy import Proxy
 from tests.fakes.readings import Readings
 from tests.fakes.registry_process import Registry, running_registry
 from tests.fakes.router_stack import CHAT, chat_body, router_for
@@ -22,12 +24,22 @@ pytestmark = pytest.mark.etcd
 
 CONSOLE = {"listen_console": "127.0.0.1:0"}
 
+PATIENT: dict[str, Any] = {"lookup_budget_s": 3.0, **CONSOLE}
+"""More than a registry itself waits for etcd."""
+
 
 @pytest.fixture
-async def registry(own_etcd: EtcdProcess, cluster: str, read: Readings) -> AsyncIterator[Registry]:
+def link(own_etcd: EtcdProcess) -> Iterator[Proxy]:
+    """What lies between the registry and etcd."""
+    with Proxy(own_etcd.endpoint) as link:
+        yield link
+
+
+@pytest.fixture
+async def registry(link: Proxy, cluster: str, read: Readings) -> AsyncIterator[Registry]:
     """A registry at which a prefill and a decode node have joined, both gone from etcd only after the test."""
     async with (
-        running_registry(own_etcd.endpoint, cluster) as registry,
+        running_registry(link.address, cluster) as registry,
         FakeEngine("prefill") as prefill,
         FakeEngine("decode") as decode,
         Joining(registry.nodes) as one,
@@ -68,7 +80,7 @@ async def test_an_etcd_that_is_killed_shows_at_registry_router_and_console_until
     def gauges() -> tuple[float, float]:
         return read.of(of_router.REGISTRY_WATCH)[()], read.of(of_registry.WATCH_FOLLOWS)["nodes",]
 
-    async with router_for((registry.address,), **CONSOLE) as router:
+    async with router_for((registry.address,), **PATIENT) as router:
         await eventually(lambda: len(router.table) == 2)
         assert gauges() == (1, 1)
         own_etcd.kill()
@@ -92,7 +104,17 @@ async def test_a_router_that_starts_while_etcd_is_away_serves_the_nodes_that_wer
     await eventually(lambda: read.of(of_registry.NODES)["ready",] == 2)
     own_etcd.kill()
     await eventually(lambda: read.of(of_registry.WATCH_FOLLOWS)["nodes",] == 0, 15)
-    async with router_for((registry.address,), **CONSOLE) as router:
+    async with router_for((registry.address,), **PATIENT) as router:
         assert len(router.table) == 2
         assert await chat(router) == (200, "cold", "registry_unavailable")
         await eventually(lambda: says_away(router))
+
+
+async def test_an_etcd_that_is_too_slow_for_the_lookup_budget_is_not_taken_for_one_that_is_away(
+    registry: Registry, link: Proxy
+) -> None:
+    async with router_for((registry.address,), lookup_budget_s=0.05, **CONSOLE) as router:
+        await eventually(lambda: len(router.table) == 2)
+        link.delay_s = 0.04
+        assert {await chat(router) for _ in range(3)} == {(200, "cold", "lookup_timeout")}
+        assert (await told(router))[0]

@@ -120,7 +120,7 @@ async def test_lookups_and_pointers_are_counted(read: Readings, monkeypatch: pyt
     monkeypatch.setattr("backhaul_registry.index_service._CANCELLATION_S", 0.01)
     etcd = FakeEtcd()
     hub: Hub[Pointer] = Hub(etcd, KEYS.index, RECORDS.read_pointer, FakeClock(), always=False)
-    service = IndexService(PointerStore(etcd, KEYS, RECORDS), hub, asyncio.Event(), ttl_s=30)
+    service = IndexService(PointerStore(etcd, KEYS, RECORDS), hub, asyncio.Event(), ttl_s=30, etcd_answers=lambda: True)
     over = asyncio.Event()
 
     async def lasting() -> AsyncIterator[pb.PublishBlockSetsRequest]:
