@@ -107,13 +107,15 @@ async def test_a_connection_that_is_idle_when_it_stops_is_closed_at_once(stack: 
 
 
 async def test_watches_end_and_the_port_is_free_when_it_is_gone(stack: RouterStack) -> None:
-    async with stopping(stack, lame_duck_s=0.1, grace_s=5.0) as (router, stop):
-        async with open_channel(f"127.0.0.1:{router.grpc_port}") as channel:
-            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
-            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-            stop()
-            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            assert await watch.read() is grpc.aio.EOF
+    async with (
+        stopping(stack, lame_duck_s=0.1, grace_s=5.0) as (router, stop),
+        open_channel(f"127.0.0.1:{router.grpc_port}") as channel,
+    ):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        stop()
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await watch.read() is grpc.aio.EOF
     async with router_for((stack.directory.address,), listen_http=f"127.0.0.1:{router.http_port}"):
         pass
 
