@@ -23,7 +23,9 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from backhaul_common.attributes import RPC_GRPC_STATUS_CODE, RPC_METHOD, RPC_SERVICE, RPC_SYSTEM
 from backhaul_common.trace_context import context_from
 
-LONG_LIVED = frozenset({"JoinNode", "WatchNodes", "PublishBlockSets", "WatchBlockSets", "Process", "StreamAccessLogs"})
+LONG_LIVED = frozenset(
+    {"JoinNode", "WatchNodes", "PublishBlockSets", "WatchBlockSets", "WatchLoad", "Process", "StreamAccessLogs"}
+)
 """Methods whose streams stay open for as long as the caller lives, or the request that they accompany."""
 
 

@@ -219,20 +219,19 @@ async def _follow(
     changed: asyncio.Event, known: Knowledge, listening: Listeners, readiness: Readiness, owner: OwnerClient
 ) -> None:
     """Reports readiness, and drops what belongs to nodes that are gone, after each change of the nodes."""
-    ready: bool | None = None
+    problem: str | None = None
     reuses: bool | None = None
     while True:
         await changed.wait()
         changed.clear()
         known.routing.follow({node.node_id for node in known.table})
         await owner.forget(owner.known() - {node.agent_address for node in known.table})
-        problem = readiness.problem()
-        if ready is not (not problem):
-            ready = not problem
+        before, problem = problem, readiness.problem()
+        if problem != before:
             for server in listening.servers:
-                await server.set_serving(ready)
-            _log.info("readiness changed", ready=ready, reason=problem or None)
-        if ready and reuses is not known.table.reuses():
+                await server.set_serving(not problem)
+            _log.info("readiness changed", ready=not problem, reason=problem or None)
+        if not problem and reuses is not known.table.reuses():
             reuses = known.table.reuses()
             _tell_reuse(reuses)
 

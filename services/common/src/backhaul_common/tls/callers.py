@@ -1,19 +1,15 @@
 """Server interceptor that lets in only callers of certain names."""
 
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import grpc
 import structlog
 
 from backhaul_common.errors import PermissionDeniedError
+from backhaul_common.handlers import Context, Handler, preceded
 
 _log = structlog.get_logger(__name__)
-
-Handler = Any
-"""``grpc.RpcMethodHandler``."""
 
 
 class CallersInterceptor(grpc.aio.ServerInterceptor):
@@ -30,38 +26,21 @@ class CallersInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
+    ) -> "Handler | None":
         """Wraps the handler of one call, unless everybody may make it."""
         handler = await continuation(handler_call_details)
         path = handler_call_details.method
         accepted = self._callers_of.get(path.rpartition("/")[2], self._callers)
         if handler is None or not accepted or path.startswith("/grpc."):
             return handler
-        return _guarded(handler, lambda context: _check(context, accepted, path))
 
+        async def check(request: Any, context: Context) -> Any:
+            _check(context, accepted, path)
+            return request
 
-def _guarded(handler: Handler, check: Callable[[Any], None]) -> Handler:
-    takes = "stream" if handler.request_streaming else "unary"
-    gives = "stream" if handler.response_streaming else "unary"
-    behavior = getattr(handler, f"{takes}_{gives}")
-
-    async def call(request: Any, context: Any) -> Any:
-        check(context)
-        return await behavior(request, context)
-
-    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-        check(context)
-        async with aclosing(behavior(request, context)) as answers:
-            async for answer in answers:
-                yield answer
-
-    return getattr(grpc, f"{takes}_{gives}_rpc_method_handler")(
-        stream if inspect.isasyncgenfunction(behavior) else call,
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
+        return preceded(handler, check, request_streaming=bool(handler.request_streaming))
 
 
 def _check(context: Any, accepted: Collection[str], path: str) -> None:
