@@ -69,7 +69,7 @@ async def serving(receive_s: float = SHORT_S, **limits: Any) -> AsyncIterator[gr
 
 def unfinished(channel: grpc.aio.Channel, method: str) -> Any:
     """Begins a call whose request does not come."""
-    return channel.stream_stream(method)(timeout=20)
+    return channel.stream_stream(method)(timeout=8)
 
 
 @pytest.mark.parametrize("method", EVERY_KIND)
