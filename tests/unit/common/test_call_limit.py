@@ -19,8 +19,10 @@ from backhaul_common import call_limit
 from backhaul_common.errors import BackhaulError, ResourceExhaustedError
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_common.grpc_server import GrpcServer
+from backhaul_common.instruments import REFUSED_CALLS
 from tests.fakes.eventually import eventually
 from tests.fakes.partial import Partial
+from tests.fakes.readings import Readings
 
 
 class Nodes(Partial):
@@ -75,11 +77,12 @@ async def list_nodes(channel: grpc.aio.Channel) -> BackhaulError | None:
     return None
 
 
-async def test_ten_times_as_many_calls_are_answered_or_refused_at_once_and_then_all_again() -> None:
+async def test_ten_times_as_many_calls_are_answered_or_refused_at_once_and_then_all_again(read: Readings) -> None:
     async with serving(5) as (nodes, channel):
         calls = [asyncio.create_task(list_nodes(channel)) for _ in range(50)]
         await eventually(lambda: sum(call.done() for call in calls) == 45)
         assert nodes.running == 5
+        assert read.of(REFUSED_CALLS) == {("calls",): 45}
         nodes.go.set()
         results = await asyncio.gather(*calls)
         refused = [result for result in results if result is not None]
@@ -112,7 +115,7 @@ async def test_calls_whose_requests_are_still_on_their_way_are_counted() -> None
         await eventually(free)
 
 
-async def test_streams_are_counted_apart_and_given_free_when_they_end() -> None:
+async def test_streams_are_counted_apart_and_given_free_when_they_end(read: Readings) -> None:
     async with serving(2) as (nodes, channel):
         nodes.go.set()
         stub = NodeServiceStub(channel)
@@ -123,6 +126,7 @@ async def test_streams_are_counted_apart_and_given_free_when_they_end() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.WatchNodes(registry.WatchNodesRequest()).read()
         assert to_error(caught.value).reason == "TOO_MANY_CALLS"
+        assert read.of(REFUSED_CALLS) == {("streams",): 1}
         for watch in watches:
             watch.cancel()
 
