@@ -91,7 +91,7 @@ async def test_another_incarnation_on_the_side_channel_is_told_nothing(
             notifier.send(SendRelease("engine-2", "set-2"))
             await eventually(lambda: bool(nixl.sent))
     assert nixl.sent == [("peer-m", b"set-2:1")]
-    assert read.of(instruments.LOST_NOTIFICATIONS) == {("not_sent",): 1}
+    assert read.counted(instruments.LOST_NOTIFICATIONS) == {("not_sent",): 1}
 
 
 async def test_a_peer_that_failed_is_met_anew(read: Readings, context: zmq.asyncio.Context) -> None:
@@ -105,7 +105,7 @@ async def test_a_peer_that_failed_is_met_anew(read: Readings, context: zmq.async
             nixl.fails = False
             notifier.send(SendRelease("engine-1", "set-1"))
             await eventually(lambda: nixl.sent == [("peer-m", b"set-1:1")])
-    assert read.of(instruments.LOST_NOTIFICATIONS) == {("not_sent",): 1}
+    assert read.counted(instruments.LOST_NOTIFICATIONS) == {("not_sent",): 1}
     assert nixl.removed == ["peer-m"]
     assert len(engine.asked) == 2
 
@@ -117,7 +117,7 @@ async def test_what_finds_no_room_is_lost_and_counted(
     async with notifying(context, FakeNixl()) as notifier:
         for set_id in ("set-1", "set-2", "set-3"):
             notifier.send(SendRelease("engine-1", set_id))
-        assert read.of(instruments.LOST_NOTIFICATIONS) == {("queue_full",): 2}
+        assert read.counted(instruments.LOST_NOTIFICATIONS) == {("queue_full",): 2}
 
 
 async def test_whether_engines_can_be_told_is_open_until_nixl_has_loaded(context: zmq.asyncio.Context) -> None:

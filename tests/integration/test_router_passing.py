@@ -37,7 +37,7 @@ async def test_it_goes_to_a_prefill_engine_and_says_that_reuse_is_off(
     assert "x-backhaul-route" not in got.headers
     assert len(stack.prefill.passed) + len(stack.prefill.tokenized) == 1
     assert len(stack.decode.passed) + len(stack.decode.tokenized) == 0
-    assert read.of(instruments.PASSED_ON) == {(path,): 1}
+    assert read.counted(instruments.PASSED_ON) == {(path,): 1}
 
 
 async def test_no_engine_is_told_what_only_a_router_may_tell(stack: RouterStack) -> None:

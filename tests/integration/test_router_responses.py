@@ -215,7 +215,7 @@ async def test_a_response_can_be_fetched_from_who_keeps_it(read: Readings, stack
         assert (response.status, response.headers["x-backhaul-reuse"]) == (200, "off")
     assert document["id"] == name
     assert "kv_transfer_params" not in document
-    assert read.of(instruments.PASSED_ON) == {("/v1/responses/{id}",): 1}
+    assert read.counted(instruments.PASSED_ON) == {("/v1/responses/{id}",): 1}
 
 
 @pytest.mark.parametrize(

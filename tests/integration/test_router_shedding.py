@@ -287,7 +287,7 @@ async def test_a_body_that_trickles_in_gets_a_408_and_its_connection_is_closed(r
         assert b"connection: close" in reply.lower()
         assert b'"code":"request_timeout"' in reply
         assert b"0.4 s" in reply
-        assert read.of(instruments.DROPPED_CONNECTIONS) == {("slow_request",): 1}
+        assert read.counted(instruments.DROPPED_CONNECTIONS) == {("slow_request",): 1}
         assert stack.router.admission.turn_count == 0
         writer.close()
         await writer.wait_closed()
@@ -300,7 +300,7 @@ async def test_a_head_that_trickles_in_gets_a_408_too(read: Readings, head: byte
         writer.write(head)
         reply = await asyncio.wait_for(reader.read(), 5)
         assert reply.startswith(b"HTTP/1.1 408 ")
-        assert read.of(instruments.DROPPED_CONNECTIONS) == {("slow_request",): 1}
+        assert read.counted(instruments.DROPPED_CONNECTIONS) == {("slow_request",): 1}
         writer.close()
         await writer.wait_closed()
 
@@ -325,7 +325,7 @@ async def test_a_client_that_does_not_read_stops_its_engine_and_is_cut_off(read:
         writer.write(_request(b"false" if whole else b"true"))
         await eventually(lambda: bool(stack.decode.legs))
         await eventually(lambda: stack.router.admission.turn_count == 0, 10)
-        assert read.of(instruments.DROPPED_CONNECTIONS) == {("slow_reader",): 1}
+        assert read.counted(instruments.DROPPED_CONNECTIONS) == {("slow_reader",): 1}
         (leg,) = stack.decode.legs
         if not whole:
             # The pipes between engine and client hold a part of it, however long the client waits.
@@ -361,7 +361,7 @@ async def test_a_grpc_client_that_does_not_read_is_cut_off_with_a_status(read: R
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 _ = [step async for step in call]
         assert to_error(caught.value).reason == "SLOW_READER"
-        assert read.of(instruments.DROPPED_CALLS) == {(): 1}
+        assert read.counted(instruments.DROPPED_CALLS) == {(): 1}
 
 
 async def test_a_grpc_client_that_takes_not_even_the_first_step_is_cut_off() -> None:
@@ -386,7 +386,7 @@ async def test_beyond_the_limit_of_connections_the_oldest_idle_one_makes_room(re
             await reader.readuntil(b'"alive"}')
         assert (await stack.chat("hi")).status == 200
         assert await asyncio.wait_for(idle[0][0].read(), 2) == b""
-        assert read.of(instruments.DROPPED_CONNECTIONS) == {("idle",): 1}
+        assert read.counted(instruments.DROPPED_CONNECTIONS) == {("idle",): 1}
         for _, writer in idle:
             writer.close()
             await writer.wait_closed()
@@ -402,7 +402,7 @@ async def test_when_none_is_idle_a_new_connection_is_told_so(read: Readings) -> 
             assert reply.startswith(b"HTTP/1.1 429 ")
             assert b"\r\nretry-after: 1\r\n" in reply
             assert b"3 connections are open, which is this router's limit" in reply
-        assert read.of(instruments.DROPPED_CONNECTIONS) == {("too_many",): 2}
+        assert read.counted(instruments.DROPPED_CONNECTIONS) == {("too_many",): 2}
         for task in running:
             task.cancel()
         await asyncio.wait(running)

@@ -129,7 +129,7 @@ async def test_without_a_hand_off_decode_computes_the_prompt(read: Readings, rep
     done = await bench.chat("a")
     assert done.answer.status == 200
     assert not handed_off(bench.engines.decodes[0])
-    assert read.of(instruments.MISSING_HAND_OFFS) == {(): 1}
+    assert read.counted(instruments.MISSING_HAND_OFFS) == {(): 1}
 
 
 # Prefill fails
