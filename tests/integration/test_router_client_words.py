@@ -99,12 +99,12 @@ async def test_metadata_that_is_the_routers_to_set_reaches_no_engine(stack: Rout
     _check([*stack.prefill.legs, *stack.decode.legs])
 
 
-@pytest.fixture(scope="module")
-def reader() -> Iterator[InMemoryMetricReader]:
-    """Collects what this module's routers count. No other test may set a provider: the API takes one per process."""
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
+    """Collects what routers count that are made in the test."""
     reader = InMemoryMetricReader()
     provider = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)
-    metrics.set_meter_provider(provider)
+    monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
     yield reader
     provider.shutdown()
 

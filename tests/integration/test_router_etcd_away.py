@@ -24,8 +24,7 @@ pytestmark = pytest.mark.etcd
 
 CONSOLE = {"listen_console": "127.0.0.1:0"}
 
-PATIENT: dict[str, Any] = {"lookup_budget_s": 3.0, **CONSOLE}
-"""More than a registry itself waits for etcd."""
+PATIENT: dict[str, Any] = {"lookup_budget_s": 1.0, **CONSOLE}
 
 
 @pytest.fixture
