@@ -79,8 +79,10 @@ def work_of(stack: RouterStack) -> list[Any]:
 
 
 def _told(leg: Leg) -> tuple[str, dict[str, Any]]:
+    """Returns what a leg asks for, without the name of its trace."""
     params = leg.params or {}
-    named = {"backhaul": params.get("backhaul"), "blocks": params.get("remote_block_ids")}
+    label = {name: value for name, value in params.get("backhaul", {}).items() if name != "traceparent"}
+    named = {"backhaul": label, "blocks": params.get("remote_block_ids")}
     return leg.path, {**leg.body, "kv_transfer_params": named}
 
 

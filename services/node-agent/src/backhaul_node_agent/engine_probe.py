@@ -269,6 +269,8 @@ def _refused(error: aiohttp.ClientError) -> bool:
 
 def _why(error: aiohttp.ClientError) -> str:
     """Returns why a server does not answer, in words for operators."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not accepted: {error.certificate_error}"
     if _refused(error):
         return "nobody listens at its address"
     if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.strerror:
