@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from backhaul.envoy.v3 import ext_proc_pb2 as pb
 from backhaul.envoy.v3 import ext_proc_pb2_grpc
-from backhaul.router.v1 import router_pb2, router_pb2_grpc
+from backhaul.router.v1 import conversation_pb2, conversation_pb2_grpc, router_pb2, router_pb2_grpc
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_router.core.lookup import scope_of, session_key
 from backhaul_router.core.salt import salt_for
@@ -153,6 +153,13 @@ async def by_explain(stack: RouterStack, key: str) -> Any:
     return answer
 
 
+async def by_finding(stack: RouterStack, key: str) -> Any:
+    request = conversation_pb2.FindConversationRequest(session_id="trip")
+    async with open_channel(f"127.0.0.1:{stack.router.grpc_port}") as channel:
+        stub = conversation_pb2_grpc.ConversationServiceStub(channel)
+        return await stub.FindConversation(request, timeout=10, metadata=bearer(key))
+
+
 async def by_delete(stack: RouterStack, key: str) -> Any:
     headers = {"authorization": f"Bearer {key}"}
     async with stack.client.delete(f"{stack.url}/v1/conversations/trip", headers=headers) as response:
@@ -172,7 +179,7 @@ def bearer(key: str) -> tuple[tuple[str, str], ...]:
 
 @pytest.mark.parametrize(
     "ask",
-    [over_http, by_its_messages, over_grpc, through_a_gateway, by_explain, by_delete, by_its_last_body],
+    [over_http, by_its_messages, over_grpc, through_a_gateway, by_explain, by_finding, by_delete, by_its_last_body],
     ids=lambda ask: ask.__name__,
 )
 async def test_what_is_asked_answered_and_done_is_the_same_whether_or_not_another_tenant_has_the_conversation(
