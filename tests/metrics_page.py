@@ -50,8 +50,8 @@ def written(page: str) -> str:
     for name, module in MODULES.items():
         metrics = [metric for _, metric in metrics_of(module)]
         between = re.compile(_TABLE.format(re.escape(name), "(?s:.*?)"))
-        # A function: in a text the backslashes would mean something.
-        page = between.sub(lambda _, name=name, metrics=metrics: _TABLE.format(name, table(metrics)), page)  # type: ignore[misc]  # mypy takes no defaults in lambdas here
+        found = _TABLE.format(name, table(metrics))
+        page = between.sub(found.replace("\\", r"\\"), page)
     return page
 
 

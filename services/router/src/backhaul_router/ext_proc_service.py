@@ -100,8 +100,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         """Those whose engine has answered."""
         self._leaving = False
 
-    # gRPC takes coroutines that write by themselves, too; the stubs know only generators.
-    async def Process(  # type: ignore[override]
+    async def Process(  # type: ignore[override]  # it writes; the stub only knows handlers that yield
         self, request_iterator: AsyncIterator[pb.ProcessingRequest], context: Context
     ) -> None:
         """Accompanies one HTTP request."""
