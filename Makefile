@@ -57,7 +57,7 @@ install-services:
 
 .PHONY: test
 test: $(ENVIRONMENTS) ## Runs all tests: unit, contract, integration with etcd, end to end on real engines, mutants
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m tests $(ARGS)
 
 .PHONY: soak
 soak: $(if $(ENVIRONMENTS),install-services) ## Plays 200,000 random turns on simulated engines, every text checked (ARGS=--help for options)
