@@ -57,10 +57,10 @@ def _count(text: str) -> int:
 def arms(set_counts: Sequence[int], turns_per_s: float, *, nixl: bool) -> list[Arm]:
     """Returns an idle one, one for each number of sets, and two more for the greatest: full, and by NIXL itself."""
     most = max(set_counts)
-    made = [Arm(name="idle", set_count=0), *(Arm(name=f"{count:,} sets", set_count=count) for count in set_counts)]
-    made.append(Arm(name=f"{most:,} sets, turns end", set_count=most, turns_per_s=turns_per_s))
+    made = [Arm(name="idle", set_count=0), *(Arm(name=f"{count:,}", set_count=count) for count in set_counts)]
+    made.append(Arm(name=f"{most:,}, full", set_count=most, turns_per_s=turns_per_s))
     if nixl:
-        made.append(Arm(name=f"{most:,} sets, NIXL", set_count=most, nixl=True))
+        made.append(Arm(name=f"{most:,}, NIXL", set_count=most, nixl=True))
     return made
 
 
@@ -95,15 +95,14 @@ def document(plan: Plan, results: Results) -> dict[str, Any]:
 
 def _show(report: Mapping[str, Any], console: Console) -> None:
     table = Table(title=f"CPU time of one agent ({report['machine']})")
-    table.add_column("agent", no_wrap=True)
-    for column in ("held", "renewed/s", "confirmed/s", "released/s", "% of core", "by round", "x idle"):
+    table.add_column("sets", no_wrap=True)
+    for column in ("renewed/s", "confirmed/s", "released/s", "% of core", "by round", "x idle"):
         table.add_column(column, justify="right")
     idle = fmean(report["arms"]["idle"]["cpu_share"])
     for name, arm in report["arms"].items():
         share = fmean(arm["cpu_share"])
         table.add_row(
             name,
-            f"{round(fmean(arm['set_count'])):,}",
             *(f"{fmean(arm[what]):.1f}" for what in ("renewals_per_s", "confirmed_per_s", "releases_per_s")),
             f"{100 * share:.2f}",
             ", ".join(f"{100 * one:.2f}" for one in arm["cpu_share"]),
