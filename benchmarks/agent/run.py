@@ -33,11 +33,11 @@ LEASE_S = 180.0
 PERIOD_S = 86.0
 """So all sets are renewed once in this time."""
 
-_TTL_S = 60.0
-"""Sets are due for the first time this long after their turn, less 34 s."""
+_TTL_S = 120.0
+"""What a new set has left: as much as a renewed one."""
 _BLOCK_SIZE = 32
 _BLOCKS_PER_SET = -(-(TOKENS + 1) // _BLOCK_SIZE)
-_SETTLE_S = _TTL_S
+_SETTLE_S = PERIOD_S
 """Until every set has been renewed once."""
 _HTTP_S = 10.0
 _PREFIX = "backhaul_agent_"
