@@ -79,6 +79,10 @@ bench-routing: $(if $(ENVIRONMENTS),install-services) ## What choosing routes is
 bench-gateway: $(if $(ENVIRONMENTS),install-services) ## What tokens cost a router, behind Envoy and over its own API (ARGS=--help for options)
 	@$(BIN)/python -m benchmarks.gateway $(ARGS)
 
+.PHONY: bench-agent
+bench-agent: $(if $(ENVIRONMENTS),install-services) ## What a node agent costs that holds 10, 1,000 and 10,000 block sets (ARGS=--help for options)
+	@$(BIN)/python -m benchmarks.agent $(ARGS)
+
 .PHONY: check
 check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code up to date, images and manifests, nothing private in any file
 	$(BIN)/ruff check

@@ -4,6 +4,7 @@ import asyncio
 import builtins
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import zmq.asyncio
 from structlog.testing import capture_logs
 
-from backhaul_node_agent import instruments
+from backhaul_node_agent import instruments, nixl_notifier
 from backhaul_node_agent.core.events import SendRelease, SendRenewal
 from backhaul_node_agent.engine_probe import SideChannel
 from backhaul_node_agent.nixl_notifier import EngineAddress, NixlAgent, NixlNotifier, open_nixl
@@ -53,6 +54,27 @@ class FakeNixl:
         return {}
 
 
+class SlowToMeet(FakeNixl):
+    """Its peers take a moment to shake hands; until then nothing leaves."""
+
+    def __init__(self, meets_s: float) -> None:
+        super().__init__()
+        self.accepted: list[bytes] = []
+        self._meets_s = meets_s
+        self._met_at = 0.0
+
+    def add_remote_agent(self, metadata: bytes) -> Any:
+        self._met_at = time.monotonic() + self._meets_s
+        return super().add_remote_agent(metadata)
+
+    def send_notif(self, remote_agent_name: Any, notif_msg: bytes) -> None:
+        self.accepted.append(notif_msg)
+        super().send_notif(remote_agent_name, notif_msg)
+
+    def get_new_notifs(self) -> dict[str, list[bytes]]:
+        return super().get_new_notifs() if time.monotonic() >= self._met_at else {}
+
+
 @contextlib.asynccontextmanager
 async def notifying(
     context: zmq.asyncio.Context, nixl: NixlAgent | None, *addresses: tuple[str, EngineAddress]
@@ -66,6 +88,28 @@ async def notifying(
     finally:
         running.cancel()
         await asyncio.wait([running])
+
+
+async def test_the_first_notification_leaves_though_the_engine_takes_its_time(context: zmq.asyncio.Context) -> None:
+    nixl = SlowToMeet(0.2)
+    with FakeSideChannel() as engine:
+        async with notifying(context, nixl, ("engine-1", EngineAddress("127.0.0.1", engine.port, 1))) as notifier:
+            notifier.send(SendRelease("engine-1", "set-1"))
+            await eventually(lambda: bool(nixl.sent))
+    assert nixl.sent == [("peer-m", b"set-1:1")]
+
+
+async def test_nothing_waits_until_what_was_sent_before_has_left(
+    context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl_notifier, "_MEET_S", 30.0)
+    nixl = SlowToMeet(30.0)
+    with FakeSideChannel() as engine:
+        async with notifying(context, nixl, ("engine-1", EngineAddress("127.0.0.1", engine.port, 1))) as notifier:
+            notifier.send(SendRelease("engine-1", "set-1"))
+            await eventually(lambda: len(nixl.accepted) == 1)
+            notifier.send(SendRelease("engine-1", "set-2"))
+            await eventually(lambda: len(nixl.accepted) == 2)
 
 
 async def test_releases_and_renewals_go_to_every_rank(context: zmq.asyncio.Context) -> None:

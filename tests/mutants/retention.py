@@ -4,12 +4,14 @@ from tests.mutants.mutant import Mutant
 
 _AGENT = "services/node-agent/src/backhaul_node_agent/core"
 _CONNECTOR = "services/node-agent/connector/src/backhaul_connector"
-_RETAINING = f"{_AGENT}/retaining.py"
+_RETAINING, _HOLDINGS, _SCHEDULE = (f"{_AGENT}/{name}.py" for name in ("retaining", "holdings", "schedule"))
 _BUDGET, _PINS, _CONVERSATIONS, _RENEWING = (
     f"{_AGENT}/retention/{name}.py" for name in ("budget", "pins", "conversations", "renewing")
 )
 _TESTS = "tests/unit/node_agent/retention"
 _MODEL = ("tests/model/test_claims.py::TestClaims",)
+_OWNER_TESTS = "tests/unit/node_agent/test_owner.py"
+_OVERLOOKS_NOTHING = "tests/unit/node_agent/test_schedule.py::test_a_tick_does_what_one_does_that_looks_at_every_set"
 _CONVERGENCE = ("tests/model/test_convergence.py::test_from_any_state_table_engine_and_index_come_to_agree",)
 
 
@@ -30,8 +32,8 @@ MUTANTS = (
     Mutant(
         "renew-for-ever",
         _RETAINING,
-        "if _age_s(life, at) >= most_s]",
-        "if _age_s(life, at) >= most_s * 100]",
+        "in engine.schedule.old(at, most_s) if",
+        "in engine.schedule.old(at, most_s * 100) if",
         (
             *_decides(
                 "test_a_set_is_renewed_until_it_has_been_kept_long_enough",
@@ -108,9 +110,9 @@ MUTANTS = (
     ),
     Mutant(
         "make-room-with-claimed-and-fenced-sets",
-        _RETAINING,
-        "life is None or life.state is not State.HELD",
-        "life is None or life.state is State.RELEASING",
+        _HOLDINGS,
+        "held_before, held = (life is not None and life.state is State.HELD for",
+        "held_before, held = (life is not None and life.state is not State.RELEASING for",
         _decides("test_claimed_sets_count_and_stay", "test_fenced_sets_count_and_stay_until_the_fence_is_over"),
     ),
     Mutant(
@@ -123,9 +125,40 @@ MUTANTS = (
     Mutant(
         "keep-what-was-never-published",
         _RETAINING,
-        "if at <= now - self._held.limits.unpublished_s]",
-        "if at <= now - 1e9]",
+        "asked_by = now - self._held.limits.unpublished_s",
+        "asked_by = now - 1e9",
         (*_decides("test_a_set_that_is_never_published_is_released"), *_CONVERGENCE),
+    ),
+    Mutant(
+        "overlook-deadlines-that-moved",
+        _SCHEDULE,
+        "self._deadlines.put(set_id, life.deadline)",
+        "self._deadlines.put(set_id, self._deadlines._keys.get(set_id, life.deadline))",
+        (_OVERLOOKS_NOTHING,),
+    ),
+    Mutant(
+        "overlook-claims-that-lapse",
+        _SCHEDULE,
+        "        return life.claim.lapses_at\n",
+        "        return None\n",
+        (
+            _OVERLOOKS_NOTHING,
+            f"{_OWNER_TESTS}::test_a_claim_that_lapsed_is_never_granted_again_and_its_set_is_released",
+        ),
+    ),
+    Mutant(
+        "overlook-releases-that-are-due-again",
+        _SCHEDULE,
+        "    return life.send_at if life.state",
+        "    return None if life.state",
+        (_OVERLOOKS_NOTHING,),
+    ),
+    Mutant(
+        "overlook-removals-that-nobody-hears-of",
+        _SCHEDULE,
+        "            self.removing[set_id] = None\n",
+        "            pass\n",
+        (_OVERLOOKS_NOTHING,),
     ),
     Mutant(
         "count-blocks-twice",

@@ -60,12 +60,13 @@ class Agent:
         retained = Retained(set_id, request, crowd, self._clock.now)
         self._sets[set_id] = retained
         self._budget.retain(set_id, request.block_ids)
-        self._ranking.add(set_id, self._clock.now)
+        self._ranking.add(set_id)
         self._clock.after(self._contender.max_retention_s, lambda: self._end(retained))
         self._look_soon()
 
     def claim(self, set_id: str) -> Retained | None:
         """Hands a set out; it stays pinned until it is `free`."""
+        self._ranking.drop(set_id)
         return self._sets.pop(set_id, None)
 
     def free(self, retained: Retained) -> None:
@@ -74,7 +75,7 @@ class Agent:
         self.engine.release(retained.request)
 
     def _end(self, retained: Retained) -> None:
-        if self._sets.pop(retained.set_id, None) is not None:
+        if self.claim(retained.set_id) is not None:
             self.free(retained)
 
     def _look_soon(self) -> None:
@@ -88,20 +89,14 @@ class Agent:
         self._budget.saw(free_count=self.engine.free_count, waiting_count=self.engine.waiting_count)
         if not self._budget.surplus:
             return
-        now = self._clock.now
-        if self._ranking.stale(now):
-            self._ranking.renew(self._sets, self._worth_of, now)
-        while self._budget.surplus and (set_id := self._ranking.pop_least(self._worth_of)) is not None:
+        self._ranking.look(lambda set_id: self._policy.worth(self._kept(self._sets[set_id])), self._clock.now)
+        while self._budget.surplus and (set_id := self._ranking.pop_least()) is not None:
             retained = self._sets.pop(set_id)
             self._budget.release(set_id, retained.request.block_ids)
             self._free_later(retained)
 
     def _free_later(self, retained: Retained) -> None:
         self._clock.after(self._hardware.release_s, lambda: self.free(retained))
-
-    def _worth_of(self, set_id: str) -> float | None:
-        retained = self._sets.get(set_id)
-        return None if retained is None else self._policy.worth(self._kept(retained))
 
     def _kept(self, retained: Retained) -> Kept:
         return Kept(

@@ -25,9 +25,15 @@ MAX_QUEUED = 10_000
 """Notifications that may wait. One more is dropped: releases are repeated until the engine confirms."""
 
 _MAX_PER_ROUND = 256
-_PROGRESS_S = 0.05
+_DRIVE_S = 0.05
 """How long the sender drives NIXL by hand after sending: without its progress thread (which would burn a core for ever)
 a notification leaves only while `get_new_notifs` is called."""
+_MEET_S = 0.5
+"""The same for the first notification to a peer, which leaves once both have shaken hands: the engine answers with its
+steps, of which an idle one may make few."""
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.008
+"""Between two of these calls. Nearly always the first call is enough, and each one wakes a thread: the pauses grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,7 @@ class NixlNotifier:
         self._peers: dict[str, list[Any]] = {}
         self._queue: asyncio.Queue[SendRelease | SendRenewal] = asyncio.Queue(MAX_QUEUED)
         self._forgotten: list[str] = []
+        self._drive_until = 0.0
         self._lost = Counter(instruments.LOST_NOTIFICATIONS)
 
     @property
@@ -137,6 +144,8 @@ class NixlNotifier:
                     await self._send_round(loop, thread, batch)
             finally:
                 self._agent = None
+                # The executor waits for its thread.
+                self._drive_until = min(self._drive_until, time.monotonic() + _DRIVE_S)
 
     async def _send_round(
         self, loop: asyncio.AbstractEventLoop, thread: ThreadPoolExecutor, batch: Sequence[SendRelease | SendRenewal]
@@ -181,10 +190,17 @@ class NixlNotifier:
                 self._forgotten.append(engine_id)
                 self._lost.add(len(messages), "not_sent")
                 _log.warning("notification not sent", engine=engine_id, error=str(error), count=len(messages))
-        end = time.monotonic() + _PROGRESS_S
-        while time.monotonic() < end:
+        self._drive(agent, time.monotonic() + (_MEET_S if any(replies for replies, _ in sends.values()) else _DRIVE_S))
+
+    def _drive(self, agent: NixlAgent, until: float) -> None:
+        """Drives NIXL until all must have left. What comes to be sent meanwhile does not wait for that."""
+        self._drive_until = max(self._drive_until, until)
+        pause_s = _FIRST_PAUSE_S
+        agent.get_new_notifs()
+        while self._queue.empty() and (left_s := self._drive_until - time.monotonic()) > 0:
+            time.sleep(min(pause_s, left_s))
             agent.get_new_notifs()
-            time.sleep(0.001)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _drop_forgotten(self, agent: NixlAgent) -> None:
         while self._forgotten:

@@ -14,6 +14,7 @@ from backhaul_node_agent.core.retention.conversations import Conversations
 from backhaul_node_agent.core.retention.gaps import Gaps
 from backhaul_node_agent.core.retention.ranking import Ranking
 from backhaul_node_agent.core.retention.renewing import Renewals
+from backhaul_node_agent.core.schedule import Schedule
 from backhaul_node_agent.core.tally import End, Tally
 
 
@@ -40,8 +41,10 @@ class Engine:
     ranking: Ranking = field(default_factory=Ranking)
     superseded: dict[str, None] = field(default_factory=dict)
     """Sets that nobody needs any more, until they are released or gone."""
-    fenced: set[str] = field(default_factory=set)
+    fenced: dict[str, None] = field(default_factory=dict)
     """Sets that are FENCED."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """Which sets time can do something to, and when."""
     unpublished: dict[str, float] = field(default_factory=dict)
     """Sets whose pointers have been asked for and are not durable yet, by when they were asked for (agent's clock)."""
 
@@ -148,11 +151,15 @@ class Holdings:
         elif claimed and not claims:
             self.conversations.claim_ended(name, now)
         if after is not None and after.state is State.FENCED:
-            engine.fenced.add(name.set_id)
+            engine.fenced[name.set_id] = None
         else:
-            engine.fenced.discard(name.set_id)
-        if after is not None and after.state is State.HELD and (before is None or before.state is not State.HELD):
-            engine.ranking.add(name.set_id, now)
+            engine.fenced.pop(name.set_id, None)
+        held_before, held = (life is not None and life.state is State.HELD for life in (before, after))
+        if held and not held_before:
+            engine.ranking.add(name.set_id)
+        elif held_before and not held:
+            engine.ranking.drop(name.set_id)
+        engine.schedule.follow(name.set_id, after)
         if after is None:
             assert before is not None
             engine.budget.freed(name.set_id, before.block_set.all_block_ids)

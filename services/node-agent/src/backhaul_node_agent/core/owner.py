@@ -263,15 +263,20 @@ class Owner:
         self._held.conversations.tick(now)
         effects = self._replay.forget_away(now)
         for engine in self._held.engines.values():
-            at = self._held.instant(engine, now)
-            fence_over = self._replay.fence_over(engine, now)
-            passed, lifted = lf.Tick(), lf.FenceLifted()
-            for life in list(engine.lives.values()):
-                event = lifted if fence_over and life.state is State.FENCED else passed
-                # Thousands wait for their time; what is not due costs next to nothing.
-                unheard = life.pointer is lf.Pointer.REMOVING and not engine.publishing
-                if unheard or lf.changes(life, event, at, self._held.limits):
-                    effects += self._held.step(engine, life, event, now)
+            effects += self._tick_engine(engine, now)
+        return effects
+
+    def _tick_engine(self, engine: Engine, now: float) -> list[ev.Effect]:
+        at = self._held.instant(engine, now)
+        lifted = engine.fenced if self._replay.fence_over(engine, now) else {}
+        # Nobody acknowledges a removal that cannot be sent: any event lets the life go on.
+        unheard = {} if engine.publishing else engine.schedule.removing
+        effects: list[ev.Effect] = []
+        for set_id in dict.fromkeys([*lifted, *unheard, *engine.schedule.due(at)]):
+            life = engine.lives[set_id]
+            event = lf.FenceLifted() if set_id in lifted else lf.Tick()
+            if set_id in unheard or lf.changes(life, event, at, self._held.limits):
+                effects += self._held.step(engine, life, event, now)
         return effects
 
     # --- calls

@@ -6,7 +6,8 @@ same is better kept findable.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import takewhile
 
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core import life as lf
@@ -17,7 +18,7 @@ from backhaul_node_agent.core.holdings import Engine, Holdings
 from backhaul_node_agent.core.life import Instant, Life, State, Why
 from backhaul_node_agent.core.retention.conversations import covers
 from backhaul_node_agent.core.retention.policy import Kept, Policy
-from backhaul_node_agent.core.retention.renewing import MAX_PER_MESSAGE
+from backhaul_node_agent.core.retention.renewing import MAX_PER_MESSAGE, threshold_s
 
 MAX_PER_ROUND = 200
 """Sets that are released for room at once: claims do not wait for thousands. The next round is 20 ms away."""
@@ -77,29 +78,21 @@ class Retaining:
         effects: list[ev.Effect] = []
         at = self._held.instant(engine, now)
 
-        def worth_of(set_id: str) -> float | None:
-            life = engine.lives.get(set_id)
-            return (
-                None
-                if life is None or life.state is not State.HELD
-                else self._policy.worth(self._kept(engine, life, at))
-            )
-
-        if engine.ranking.stale(now):
-            engine.ranking.renew(engine.lives, worth_of, now)
+        engine.ranking.look(lambda set_id: self._policy.worth(self._kept(engine, engine.lives[set_id], at)), now)
         for _ in range(MAX_PER_ROUND):
-            if not engine.budget.surplus or (set_id := engine.ranking.pop_least(worth_of)) is None:
+            if not engine.budget.surplus or (set_id := engine.ranking.pop_least()) is None:
                 break
             effects += self._release(engine, engine.lives[set_id], Reason.SURPLUS, now)
         return effects
 
     def _unpublished(self, engine: Engine, now: float) -> list[str]:
         # In the order in which they were asked for.
-        return [set_id for set_id, at in engine.unpublished.items() if at <= now - self._held.limits.unpublished_s]
+        asked_by = now - self._held.limits.unpublished_s
+        return [set_id for set_id, _ in takewhile(lambda asked: asked[1] <= asked_by, engine.unpublished.items())]
 
     def _old(self, engine: Engine, now: float) -> list[str]:
         at, most_s = self._held.instant(engine, now), self._held.limits.max_retention_s
-        return [set_id for set_id, life in _held(engine) if _age_s(life, at) >= most_s]
+        return [set_id for set_id in engine.schedule.old(at, most_s) if _age_s(engine.lives[set_id], at) >= most_s]
 
     def _release_where(self, engine: Engine, reason: Reason, set_ids: Sequence[str], now: float) -> list[ev.Effect]:
         lives = (engine.lives[set_id] for set_id in set_ids)
@@ -114,7 +107,8 @@ class Retaining:
 
     def _renew(self, engine: Engine, now: float) -> list[ev.Effect]:
         at, facts, limits = self._held.instant(engine, now), engine.facts, self._held.limits
-        due = [life for _, life in _held(engine) if engine.renewals.due(life, at, facts, limits)]
+        ending = (engine.lives[set_id] for set_id in engine.schedule.ending(at, threshold_s(facts, limits)))
+        due = [life for life in ending if engine.renewals.due(life, at, facts, limits)]
         effects: list[ev.Effect] = []
         for start in range(0, len(due), MAX_PER_MESSAGE):
             ids = tuple(life.block_set.set_id for life in due[start : start + MAX_PER_MESSAGE])
@@ -140,7 +134,3 @@ class Retaining:
 def _age_s(life: Life, at: Instant) -> float:
     """Returns the time since a set's turn ended, at the most; 0 while the engine's clock is unknown."""
     return max(0.0, at.latest - life.block_set.ended_at) if math.isfinite(at.latest) else 0.0
-
-
-def _held(engine: Engine) -> Iterator[tuple[str, Life]]:
-    return ((set_id, life) for set_id, life in engine.lives.items() if life.state is State.HELD)
