@@ -68,7 +68,7 @@ class GatedLedger(Ledger):
         self.gate = threading.Event()
         self.entered = threading.Event()
 
-    def connect(self) -> list[wire.FromConnector]:
+    def connect(self) -> Iterator[wire.FromConnector]:
         self.entered.set()
         assert self.gate.wait(5)
         return super().connect()

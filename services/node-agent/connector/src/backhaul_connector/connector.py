@@ -82,7 +82,7 @@ class NixlConnector(StockNixlConnector):
         """
         if self._scheduler is None:
             return super().get_num_new_matched_tokens(request, num_computed_tokens)
-        if self._scheduler.proves(request.request_id):
+        if not self._scheduler.proved(request.request_id):
             return None, False
         params = request.kv_transfer_params or {}
         matched: tuple[int | None, bool] = 0, False

@@ -10,7 +10,7 @@ from typing import Protocol
 
 TOKENS_PER_STEP = 16_384
 """Tokens that are digested from one step to the next at most: less than half a millisecond's."""
-TOKENS_AHEAD = 4_096
+TOKENS_AHEAD = 2_048
 """Those of turns that go on: nobody waits for them yet, and a step shall hardly be longer for them."""
 _LOOKS = 8
 """Turns that a step looks at, whether there is something to digest; the next step looks at others."""
@@ -36,7 +36,7 @@ class Digester:
         self._per_step = per_step
         self._ahead = ahead
         self._left = per_step
-        """Tokens that may still be digested before the next step."""
+        """Tokens that this step may still digest."""
         self._finishing: dict[str, tuple[Work, Callable[[], None]]] = {}
         self._following: OrderedDict[str, Work] = OrderedDict()
 
@@ -55,15 +55,16 @@ class Digester:
         self._following.pop(request_id, None)
         self._finishing.pop(request_id, None)
 
-    def finishes(self, request_id: str) -> bool:
-        """Tells whether there is still something left of a request that was to be finished."""
-        return request_id in self._finishing
+    def finished(self, request_id: str) -> bool:
+        """Goes on, as far as this step may; tells whether nothing is left of a request that was to be finished."""
+        self._finish()
+        return request_id not in self._finishing
 
     def stepped(self) -> None:
-        """Goes on, as far as one step may: a step has been planned."""
-        self._left = self._per_step
+        """Goes on, as far as this step may; with the next one there is room for more."""
         self._finish()
         self._follow()
+        self._left = self._per_step
 
     def _finish(self) -> None:
         while self._finishing:
@@ -77,12 +78,13 @@ class Digester:
 
     def _follow(self) -> None:
         most = min(self._ahead, self._left)
-        for _ in range(min(_LOOKS, len(self._following))):
+        looks = min(_LOOKS, len(self._following))
+        while most and looks:
             request_id, work = next(iter(self._following.items()))
             taken = work.advance(most)
             self._left -= taken
             most -= taken
-            if not most:
-                return
-            # Nothing is left of it for now: it is the others' turn.
-            self._following.move_to_end(request_id)
+            looks -= 1
+            if most:
+                # Nothing is left of it for now: it is the others' turn.
+                self._following.move_to_end(request_id)

@@ -6,8 +6,7 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -22,8 +21,8 @@ _LOOK_S = 1.0
 """How often its silence is looked at."""
 _BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _RECV_BYTES = 64 * 1024
-_UNSENT_BYTES = 256 * 1024
-"""No more messages are encoded while this much waits in the socket."""
+_UNSENT_BYTES = 64 * 1024
+"""No more messages are encoded while this much waits to be sent: meanwhile the interpreter is the engine's."""
 
 
 class AgentLink:
@@ -121,8 +120,10 @@ class _Session:
         self._ledger = ledger
         self._welcomed = welcomed
         self._outgoing = bytearray()
+        self._more = False
+        """Whether there may be messages that are not encoded yet."""
         self._incoming = bytearray()
-        self._replay: deque[wire.FromConnector] = deque()
+        self._replay: Iterator[wire.FromConnector] = iter(())
         self._heard = time.monotonic()
 
     def run(self, hello: wire.Hello, stopping: threading.Event) -> None:
@@ -137,7 +138,8 @@ class _Session:
             selector.register(self._woken, selectors.EVENT_READ)
             selector.register(self._sock, selectors.EVENT_READ)
             while not stopping.is_set():
-                interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+                writes = self._outgoing or self._more
+                interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
                 selector.modify(self._sock, interest)
                 for key, events in selector.select(timeout=_LOOK_S):
                     if key.fileobj is self._woken:
@@ -182,7 +184,7 @@ class _Session:
         match message:
             case wire.Welcome(protocol=wire.PROTOCOL_VERSION, session=session):
                 self._welcomed(session)
-                self._replay = deque(self._ledger.connect())
+                self._replay = self._ledger.connect()
             case wire.Welcome(protocol=other):
                 raise _SessionError(f"the agent speaks protocol {other}, this connector {wire.PROTOCOL_VERSION}")
             case wire.Ping(token=token):
@@ -199,12 +201,16 @@ class _Session:
 
     def _fill(self) -> None:
         # Bit by bit: a long replay shall neither lie in memory encoded nor hold the interpreter while it is encoded.
-        while len(self._outgoing) < _UNSENT_BYTES and (message := self._next()) is not None:
+        self._more = True
+        while len(self._outgoing) < _UNSENT_BYTES:
+            if (message := self._next()) is None:
+                self._more = False
+                return
             self._outgoing += wire.encode(message)
 
     def _next(self) -> wire.FromConnector | None:
-        if self._replay:
-            return self._replay.popleft()
+        for message in self._replay:
+            return message
         return self._ledger.take()
 
     def _send(self) -> None:

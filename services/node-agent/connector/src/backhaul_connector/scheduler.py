@@ -112,9 +112,9 @@ class SchedulerSide:
             request.kv_transfer_params = dict(params)
             self._admit_decode(request, label)
 
-    def proves(self, request_id: str) -> bool:
-        """Tells whether it is not known yet what of a request's handle can be used."""
-        return self._digester.finishes(request_id)
+    def proved(self, request_id: str) -> bool:
+        """Tells whether it is known what of a request's handle can be used; while it is not, that goes on."""
+        return self._digester.finished(request_id)
 
     def matched(self, request_id: str, local: int) -> None:
         if (verdict := self._verdicts.get(request_id)) is not None:
