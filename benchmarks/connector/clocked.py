@@ -1,8 +1,9 @@
 """How long a connector's hooks take in the scheduler's thread. Needs nothing but the standard library."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 HOOKS = (
@@ -24,20 +25,31 @@ class HookTimes:
     does not show either how long a hook waited.
     """
 
-    spent_s: float = 0.0
     longest_s: float = 0.0
+    """The longest call by the clock."""
     processor_s: float = 0.0
-    longest_processor_s: float = 0.0
-    longest: str = ""
-    """The hook that took most processor time in one call."""
+    longest: dict[str, float] = field(default_factory=dict)
+    """Processor time of each hook's longest call."""
 
     def add(self, hook: str, seconds: float, processor_s: float) -> None:
         """Counts one call."""
-        self.spent_s += seconds
         self.longest_s = max(self.longest_s, seconds)
         self.processor_s += processor_s
-        if processor_s > self.longest_processor_s:
-            self.longest_processor_s, self.longest = processor_s, hook
+        self.longest[hook] = max(self.longest.get(hook, 0.0), processor_s)
+
+
+def figures(times: Sequence[HookTimes], middle: Sequence[HookTimes], turn_count: int = 1) -> dict[str, Any]:
+    """Returns what ``turn_count`` turns took, microseconds of processor time if nothing else is said.
+
+    ``middle``: those of steps in which all that runs computes one token.
+    """
+    return {
+        "step_us": 1e6 * fmean(one.processor_s for one in middle),
+        "turn_us": 1e6 * sum(one.processor_s for one in times) / turn_count,
+        "busiest_us": 1e6 * max(one.processor_s for one in times),
+        "hooks_us": {hook: 1e6 * max(one.longest.get(hook, 0.0) for one in times) for hook in HOOKS},
+        "waited_us": 1e6 * max(one.longest_s for one in times),
+    }
 
 
 class HookClock:

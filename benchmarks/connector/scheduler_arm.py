@@ -14,16 +14,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.connector.arms import AGENTS, STOCK
 from benchmarks.connector.loop import SchedulerLoop
-from benchmarks.connector.turns import WEIGHTS, Figures, Turns
+from benchmarks.connector.turns import WEIGHTS, Turns
 
-AGENTS = {"present": "reads", "slow": "stalls", "absent": ""}
-"""Arms with Backhaul's connector, and what its agent does; nothing: there is none."""
-_STOCK = "stock"
 _CROWD, _CROWD_TOKENS = 64, 1024
 """Turns that run at once in one measurement."""
 _REPLY = 64
@@ -74,7 +71,7 @@ def _peer(socket: Path, agent: str) -> Iterator[None]:
 
 
 def _loops(model: Path, folder: Path, stack: ExitStack) -> Mapping[str, SchedulerLoop]:
-    loops = {_STOCK: SchedulerLoop(model, _transfer())}
+    loops = {STOCK: SchedulerLoop(model, _transfer())}
     for arm, agent in AGENTS.items():
         socket = folder / arm
         stack.enter_context(_peer(socket, agent))
@@ -84,8 +81,8 @@ def _loops(model: Path, folder: Path, stack: ExitStack) -> Mapping[str, Schedule
     return loops
 
 
-def _say(arm: str, role: str, tokens: int, figures: Figures) -> None:
-    print(json.dumps({"arm": arm, "role": role, "tokens": tokens, **asdict(figures)}), flush=True)  # noqa: T201
+def _say(arm: str, role: str, tokens: int, figures: dict[str, Any]) -> None:
+    print(json.dumps({"arm": arm, "role": role, "tokens": tokens, **figures}), flush=True)  # noqa: T201
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         loops = _loops(options.model, Path(folder), stack)
         turns = {arm: Turns(loop, arm) for arm, loop in loops.items()}
         for arm, made in turns.items():
-            made.retain(_RETAINED_TOKENS, options.retained if arm != _STOCK else 0)
+            made.retain(_RETAINED_TOKENS, options.retained if arm != STOCK else 0)
         # As an engine does once it is up (vLLM's ``v1/engine/core.py``, ``freeze_gc_heap``).
         gc.collect()
         gc.freeze()

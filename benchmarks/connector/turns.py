@@ -3,11 +3,10 @@
 import itertools
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from backhaul_connector.anchors import AnchorChain, Anchors, identity_of, stride_of
+from benchmarks.connector.clocked import figures
 from benchmarks.connector.loop import BLOCK_SIZE, SchedulerLoop, Step
 
 WEIGHTS = "benchmark"
@@ -19,26 +18,6 @@ _MOST_ASKED = 100
 """Steps within which a handle of any length must be proved."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What turns took in the hooks, microseconds of processor time if nothing else is said."""
-
-    step_us: float
-    """Mean of the steps in the middle, in which all that runs computes one token."""
-    turn_us: float
-    """All of one turn."""
-    longest_us: float
-    """The longest call of one hook."""
-    longest: str
-    """That hook."""
-    waited_us: float
-    """The longest call by the clock."""
-    busiest_us: float
-    """All hooks between the begins of two steps, at most."""
-    steps: int
-    """Steps from the turn's arrival until all was done."""
-
-
 class Turns:
     """Makes turns of new conversations."""
 
@@ -47,7 +26,7 @@ class Turns:
         self._random = random.Random(seed)
         self._numbers = itertools.count()
 
-    def decode(self, tokens: int, *, reply: int, count: int = 1) -> Figures:
+    def decode(self, tokens: int, *, reply: int, count: int = 1) -> dict[str, Any]:
         """Plays ``count`` labelled turns at once at a decode engine: their prompts are read, their blocks retained."""
         requests = [self._labelled(tokens, reply) for _ in range(count)]
         names = [request.request_id for request in requests]
@@ -67,7 +46,7 @@ class Turns:
             self._loop.step()
             list(self._until([request.request_id], received=[request.request_id]))
 
-    def prefill(self, tokens: int) -> Figures:
+    def prefill(self, tokens: int) -> dict[str, Any]:
         """Plays a turn at a prefill engine, whose prompt begins with what another engine retains."""
         prompt = self._prompt(tokens + _NEW_TOKENS)
         request = self._loop.request(self._name(), prompt, self._handle(prompt[:tokens]), 1)
@@ -142,15 +121,6 @@ class Turns:
         return f"turn-{next(self._numbers)}"
 
 
-def _figures(steps: Sequence[Step], middle: Sequence[Step], count: int) -> Figures:
-    hooks = [step.hooks for step in steps]
-    longest = max(hooks, key=lambda times: times.longest_processor_s)
-    return Figures(
-        step_us=1e6 * fmean(step.hooks.processor_s for step in middle),
-        turn_us=1e6 * sum(times.processor_s for times in hooks) / count,
-        longest_us=1e6 * longest.longest_processor_s,
-        longest=longest.longest,
-        waited_us=1e6 * max(times.longest_s for times in hooks),
-        busiest_us=1e6 * max(times.processor_s for times in hooks),
-        steps=len(steps),
-    )
+def _figures(steps: Sequence[Step], middle: Sequence[Step], count: int) -> dict[str, Any]:
+    of_steps = figures([step.hooks for step in steps], [step.hooks for step in middle], count)
+    return {**of_steps, "steps": len(steps)}
