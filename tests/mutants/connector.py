@@ -191,6 +191,14 @@ MUTANTS = (
         fixtures=True,
     ),
     Mutant(
+        "prove-what-runs-already",
+        f"{_SOURCE}/scheduler.py",
+        '"unproved" if self._digester.drop(request.request_id) else verdict.refused',
+        "verdict.refused",
+        (f"{_LONG}::test_a_request_that_runs_before_its_handle_is_proved_never_reads",),
+        fixtures=True,
+    ),
+    Mutant(
         "do-not-wait-for-a-proof",
         f"{_SOURCE}/connector.py",
         "if not self._scheduler.proved(request.request_id):",
@@ -255,9 +263,16 @@ MUTANTS = (
     Mutant(
         "wake-fails-the-engine",
         f"{_SOURCE}/link.py",
-        "        with contextlib.suppress(OSError):\n            self._waker.send",
-        "        with contextlib.suppress(MemoryError):\n            self._waker.send",
-        (f"{_TESTS}/test_link.py::test_wakes_without_end_do_not_block",),
+        "        with contextlib.suppress(OSError):\n            self._ringer.send",
+        "        with contextlib.suppress(MemoryError):\n            self._ringer.send",
+        (f"{_TESTS}/test_link.py::test_an_engine_that_ends_rings_no_bell",),
+    ),
+    Mutant(
+        "deaf-after-the-first-ring",
+        f"{_SOURCE}/link.py",
+        "            self.socket.recv(4096)\n        self._rung = False\n",
+        "            self.socket.recv(4096)\n",
+        (f"{_TESTS}/test_link.py::test_a_bell_is_rung_once_until_it_is_heard",),
     ),
     Mutant(
         "stay-in-an-overflowed-session",

@@ -22,6 +22,8 @@ from tests.fakes.eventually import eventually
 
 LONG = [*range(40_000)]
 LABEL = {"scope": "scope", "keys": ["key"]}
+ENOUGH = 20
+"""Steps in which everything is digested."""
 BLOCKS: tuple[list[int], ...] = ([*range(1_250)],)
 
 
@@ -109,7 +111,7 @@ def claim_of(scheduler: Scheduler) -> dict[str, Any]:
     turn = scheduler.arrive(LONG, {"backhaul": LABEL})
     scheduler.allocate(turn, 0)
     scheduler.finish(turn)
-    for _ in range(3):
+    for _ in range(ENOUGH):
         scheduler.step()
     [report] = scheduler.reports()
     again = {"do_remote_prefill": False, "do_remote_decode": True, "remote_engine_id": "another"}
@@ -139,7 +141,7 @@ async def test_what_turns_left_at_their_end_is_digested_and_reported_in_the_next
         scheduler.allocate(turn, 0)
         scheduler.finish(turn)
     digested, reported = [], []
-    for _ in range(12):
+    for _ in range(ENOUGH):
         digested.append(scheduler.step()[1])
         reported.append(len(scheduler.reports()))
 
@@ -155,7 +157,7 @@ async def test_what_is_freed_before_it_could_be_reported_is_not_reported(schedul
     scheduler.allocate(turn, 0)
     scheduler.finish(turn)
     scheduler.output(finished_sending={turn.request_id})
-    for _ in range(4):
+    for _ in range(ENOUGH):
         scheduler.step()
 
     assert scheduler.reports() == []
@@ -168,7 +170,7 @@ async def test_a_deadline_that_moves_before_the_report_is_reported_as_it_is(sche
     scheduler.allocate(turn, 0)
     scheduler.finish(turn)
     scheduler.output(kv_connector_worker_meta=LeaseSnapshot({0: {turn.request_id: 5.0}}))
-    for _ in range(4):
+    for _ in range(ENOUGH):
         scheduler.step()
 
     assert [report.deadline for report in scheduler.reports()] == [5.0]
@@ -184,7 +186,8 @@ async def test_a_long_handle_is_proved_over_steps_and_the_request_asked_for_agai
         digested.append(scheduler.step()[1])
         assert len(answers) < 10
 
-    assert answers == [(None, False), (None, False), (len(LONG) - 1, True)]
+    steps = -(-len(LONG) // TOKENS_PER_STEP)
+    assert answers == [(None, False)] * (steps - 1) + [(len(LONG) - 1, True)]
     assert max(digested) <= TOKENS_PER_STEP
     assert sum(digested) == len(LONG) - 1
     scheduler.allocate(request, len(LONG) - 1)
@@ -199,20 +202,37 @@ async def test_a_request_that_leaves_before_its_handle_is_proved_does_not_touch_
     # Such a flag makes vLLM notify the decode engine of a request that is aborted.
     request = scheduler.arrive([*LONG, 1, 2], {**claim, "do_remote_prefill": True})
     scheduler.finish(request, RequestStatus.FINISHED_ABORTED)
-    for _ in range(4):
+    for _ in range(ENOUGH):
         metadata, _ = scheduler.step()
         assert metadata.reqs_to_recv == {}
 
     again = scheduler.arrive([*LONG, 1, 2], claim)
-    for _ in range(4):
+    for _ in range(ENOUGH):
         scheduler.step()
     assert scheduler.matched(again) == (len(LONG) - 1, True)
+
+
+async def test_a_request_that_runs_before_its_handle_is_proved_never_reads(scheduler: Scheduler) -> None:
+    claim = claim_of(scheduler)
+    request = scheduler.arrive([*LONG, 1, 2], claim)
+    scheduler.allocate(request, 0)
+    for _ in range(ENOUGH):
+        metadata, _ = scheduler.step()
+        assert metadata.reqs_to_recv == {}
+
+    # As after a preemption.
+    assert scheduler.matched(request) == (0, False)
+    assert request.kv_transfer_params is not None
+    assert request.kv_transfer_params["remote_block_ids"] is None
+    _, params = scheduler.finish(request)
+    verdict = params["backhaul"]
+    assert (verdict["refused"], verdict["verified"], verdict["spent"]) == ("unproved", 0, False)
 
 
 async def test_of_two_requests_with_one_handle_only_the_first_to_come_may_read(scheduler: Scheduler) -> None:
     claim = claim_of(scheduler)
     first, second = scheduler.arrive([*LONG, 1, 2], claim), scheduler.arrive([*LONG, 3], claim)
-    for _ in range(6):
+    for _ in range(ENOUGH):
         scheduler.step()
 
     assert scheduler.matched(first) == (len(LONG) - 1, True)

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-TOKENS_PER_STEP = 16_384
+TOKENS_PER_STEP = 12_288
 """Tokens that are digested from one step to the next at most: less than half a millisecond's."""
 TOKENS_AHEAD = 2_048
 """Those of turns that go on: nobody waits for them yet, and a step shall hardly be longer for them."""
@@ -50,10 +50,10 @@ class Digester:
         self._finishing[request_id] = work, done
         self._finish()
 
-    def drop(self, request_id: str) -> None:
-        """Forgets a request."""
+    def drop(self, request_id: str) -> bool:
+        """Forgets a request; tells whether it was still to be finished."""
         self._following.pop(request_id, None)
-        self._finishing.pop(request_id, None)
+        return self._finishing.pop(request_id, None) is not None
 
     def finished(self, request_id: str) -> bool:
         """Goes on, as far as this step may; tells whether nothing is left of a request that was to be finished."""

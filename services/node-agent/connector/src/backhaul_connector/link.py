@@ -25,6 +25,38 @@ _UNSENT_BYTES = 64 * 1024
 """No more messages are encoded while this much waits to be sent: meanwhile the interpreter is the engine's."""
 
 
+class _Bell:
+    """Wakes the link's thread: rung from any other, heard by that one."""
+
+    def __init__(self) -> None:
+        self.socket, self._ringer = socket.socketpair()
+        self.socket.setblocking(False)
+        self._ringer.setblocking(False)
+        self._rung = False
+
+    def ring(self) -> None:
+        """Makes the socket readable, unless it is already: a system call each time would be most of a message's cost.
+
+        Never blocks.
+        """
+        if self._rung:
+            return
+        self._rung = True
+        # Closed: the engine is shutting down.
+        with contextlib.suppress(OSError):
+            self._ringer.send(b"\0")
+
+    def hear(self) -> None:
+        """Takes the ring away; what is looked at after that is all that was rung for."""
+        with contextlib.suppress(BlockingIOError):
+            self.socket.recv(4096)
+        self._rung = False
+
+    def close(self) -> None:
+        self.socket.close()
+        self._ringer.close()
+
+
 class AgentLink:
     """Keeps a session with the agent for as long as the engine lives.
 
@@ -39,9 +71,7 @@ class AgentLink:
         self._answered = False
         """Whether an agent answered in the current attempt."""
         self._stopping = threading.Event()
-        self._woken, self._waker = socket.socketpair()
-        self._woken.setblocking(False)
-        self._waker.setblocking(False)
+        self._bell = _Bell()
         self._thread = threading.Thread(target=self._run, name="backhaul-link", daemon=True)
 
     def start(self) -> None:
@@ -50,9 +80,7 @@ class AgentLink:
 
     def wake(self) -> None:
         """Tells the thread that there is something to send. Never blocks; safe from any thread."""
-        # Full: it is awake already. Closed: the engine is shutting down.
-        with contextlib.suppress(OSError):
-            self._waker.send(b"\0")
+        self._bell.ring()
 
     def stop(self) -> None:
         """Ends the session and the thread, within about a second."""
@@ -75,8 +103,7 @@ class AgentLink:
                     "Backhaul: no node agent answers at %s (%s); reuse is off until it does", self._path, problem
                 )
             self._stopping.wait(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
-        self._woken.close()
-        self._waker.close()
+        self._bell.close()
 
     def _attempt(self) -> str:
         overflowed = False
@@ -85,7 +112,7 @@ class AgentLink:
                 sock.settimeout(_SILENCE_S)
                 sock.connect(self._path)
                 sock.setblocking(False)
-                _Session(sock, self._woken, self._ledger, self._welcomed).run(
+                _Session(sock, self._bell, self._ledger, self._welcomed).run(
                     self._hello(self._session), self._stopping
                 )
             return "stopped"
@@ -113,10 +140,10 @@ class _Session:
     """One connection, from `Hello` to its end."""
 
     def __init__(
-        self, sock: socket.socket, woken: socket.socket, ledger: Ledger, welcomed: Callable[[str], None]
+        self, sock: socket.socket, bell: _Bell, ledger: Ledger, welcomed: Callable[[str], None]
     ) -> None:
         self._sock = sock
-        self._woken = woken
+        self._bell = bell
         self._ledger = ledger
         self._welcomed = welcomed
         self._outgoing = bytearray()
@@ -135,15 +162,15 @@ class _Session:
 
     def _loop(self, stopping: threading.Event) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._woken, selectors.EVENT_READ)
+            selector.register(self._bell.socket, selectors.EVENT_READ)
             selector.register(self._sock, selectors.EVENT_READ)
             while not stopping.is_set():
                 writes = self._outgoing or self._more
                 interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
                 selector.modify(self._sock, interest)
                 for key, events in selector.select(timeout=_LOOK_S):
-                    if key.fileobj is self._woken:
-                        self._drain_wakes()
+                    if key.fileobj is self._bell.socket:
+                        self._bell.hear()
                     elif events & selectors.EVENT_READ:
                         self._receive()
                 self._fill()
@@ -159,13 +186,6 @@ class _Session:
             while True:
                 self._receive()
         except (OSError, msgspec.DecodeError, _SessionError):
-            pass
-
-    def _drain_wakes(self) -> None:
-        try:
-            while self._woken.recv(4096):
-                pass
-        except BlockingIOError:
             pass
 
     def _receive(self) -> None:

@@ -126,8 +126,13 @@ class SchedulerSide:
         if not params or params.get("_remote_blocks_processed"):
             return
         if (verdict := self._verdicts.get(request.request_id)) is not None:
+            # Of a request that skips its own cache vLLM does not care what can be read (``v1/core/sched/scheduler.py``,
+            # ``skip_reading_prefix_cache``): it runs, and what would be proved from now on must not be read any more.
+            refused = "unproved" if self._digester.drop(request.request_id) else verdict.refused
             spent = verdict.spent or bool(params.get("remote_block_ids"))
-            self._verdicts[request.request_id] = msgspec.structs.replace(verdict, read=external, spent=spent)
+            self._verdicts[request.request_id] = msgspec.structs.replace(
+                verdict, read=external, spent=spent, refused=refused
+            )
         elif decode.label_of(params) is not None and external == 0:
             params["do_remote_prefill"] = True
 
