@@ -83,6 +83,10 @@ bench-gateway: $(if $(ENVIRONMENTS),install-services) ## What tokens cost a rout
 bench-agent: $(if $(ENVIRONMENTS),install-services) ## What a node agent costs that holds 10, 1,000 and 10,000 block sets (ARGS=--help for options)
 	@$(BIN)/python -m benchmarks.agent $(ARGS)
 
+.PHONY: bench-connector
+bench-connector: $(ENVIRONMENTS) ## What the connector costs an engine's scheduler, under vLLM's own and in real engines (ARGS=--help for options)
+	@$(BIN)/python -m benchmarks.connector $(ARGS)
+
 .PHONY: check
 check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code up to date, images and manifests, nothing private in any file
 	$(BIN)/ruff check

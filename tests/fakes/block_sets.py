@@ -21,14 +21,14 @@ def report(
     turn = OpenTurn(
         TurnLabel(scope="scope", keys=["key"], traceparent=f"00-{'a' * 32}-{'b' * 16}-01"),
         identity=identity,
-        prompt=tokens,
+        tokens=tokens,
         extras=(),
         block_size=block_size,
         now=18.0,
     )
-    made = turn.close(engine_params(set_id, len(tokens), block_size, **params), tokens, 500.0, now=20.0)
-    assert made is not None
-    return made
+    assert turn.close(engine_params(set_id, len(tokens), block_size, **params), 500.0, now=20.0)
+    turn.advance(len(tokens))
+    return turn.report()
 
 
 def engine_params(set_id: str, token_count: int, block_size: int = 16, **params: Any) -> dict[str, Any]:

@@ -67,9 +67,7 @@ class DecodeEngine:
         label = decode.label_of({wire.PARAMS_KEY: {"scope": SCOPE, "keys": [key]}})
         assert label is not None
         shown = self.clock.at(now)
-        turn = decode.opened(
-            label, identity=IDENTITY, prompt=tokens[:-9], extras=(), block_size=BLOCK_SIZE, now=shown - 1.0
-        )
+        turn = decode.opened(label, identity=IDENTITY, tokens=tokens, extras=(), block_size=BLOCK_SIZE, now=shown - 1.0)
         assert turn is not None
         self._retain(set_id, tokens[:-1], deadline)
         params = engine_params(
@@ -80,11 +78,11 @@ class DecodeEngine:
             remote_engine_id=self.engine_id,
             remote_blocks_expiry_time=deadline,
         )
-        report = turn.close(params, tokens, deadline, now=shown)
-        assert report is not None
+        assert turn.close(params, deadline, now=shown)
+        turn.advance(len(tokens))
         self.turns[set_id] = tokens
         self.ended_at[set_id] = shown
-        self.ledger.retained(report)
+        self.ledger.retained(turn.report())
 
     def retain_foreign(self, request_id: str, deadline: float) -> None:
         """Retains blocks for somebody who is no concern of ours."""

@@ -4,13 +4,14 @@ from tests.mutants.mutant import Mutant
 
 _SOURCE = "services/node-agent/connector/src/backhaul_connector"
 _TESTS = "tests/unit/connector"
+_LONG = "tests/unit/simulator/test_long_prompts.py"
 _MODEL = ("tests/model/test_claims.py::TestClaims",)
 
 MUTANTS = (
     Mutant(
         "skip-proof",
         f"{_SOURCE}/prefill.py",
-        "verified = verified_count(anchors, prompt.tokens, prompt.extras or ())",
+        "verified = self._verification.verified",
         "verified = anchors.token_count",
         (f"{_TESTS}/test_prefill.py::test_a_handle_for_another_continuation_is_cut_to_the_common_start", *_MODEL),
     ),
@@ -97,8 +98,8 @@ MUTANTS = (
     Mutant(
         "forget-early-heartbeats",
         f"{_SOURCE}/leases.py",
-        "self._known.update((req_id, deadline + self._offset) for req_id, deadline in retained.items())",
-        "pass",
+        "            self._known.update(fresh)\n",
+        "",
         (f"{_TESTS}/test_leases.py::test_a_heartbeat_that_comes_before_the_first_look_counts", *_MODEL),
     ),
     Mutant(
@@ -156,19 +157,77 @@ MUTANTS = (
     Mutant(
         "report-all-tokens",
         f"{_SOURCE}/decode.py",
-        "            token_count=count,\n",
-        "            token_count=len(tokens),\n",
-        (f"{_TESTS}/test_decode.py::test_a_report_proves_all_that_is_covered",),
+        "            token_count=anchors.token_count,\n",
+        "            token_count=len(self._tokens),\n",
+        (f"{_TESTS}/test_decode.py::test_a_report_proves_all_that_is_covered_and_each_token_is_digested_once",),
     ),
     Mutant(
         "report-what-was-not-computed",
         f"{_SOURCE}/decode.py",
-        "if not self._digested <= count <= len(tokens):",
+        "if not self._chain.token_count <= count <= len(self._tokens):",
         "if False:",
         (
             f"{_TESTS}/test_decode.py"
-            "::test_a_turn_that_covers_less_than_its_prompt_or_more_than_there_is_is_not_reported",
+            "::test_a_turn_that_covers_less_than_was_digested_or_more_than_there_is_is_not_reported",
         ),
+    ),
+    Mutant(
+        "digest-without-bound",
+        f"{_SOURCE}/digesting.py",
+        "self._left -= work.advance(self._left)",
+        "work.advance(1 << 30)",
+        (
+            f"{_TESTS}/test_digesting.py::test_no_step_digests_more_than_its_share_whatever_comes",
+            f"{_LONG}::test_what_turns_left_at_their_end_is_digested_and_reported_in_the_next_steps",
+        ),
+        fixtures=True,
+    ),
+    Mutant(
+        "use-a-handle-before-its-proof",
+        f"{_SOURCE}/scheduler.py",
+        "request.kv_transfer_params = prefill.without_handle(params)",
+        "pass",
+        (f"{_LONG}::test_a_request_that_leaves_before_its_handle_is_proved_does_not_touch_the_set",),
+        fixtures=True,
+    ),
+    Mutant(
+        "prove-what-runs-already",
+        f"{_SOURCE}/scheduler.py",
+        '"unproved" if self._digester.drop(request.request_id) else verdict.refused',
+        "verdict.refused",
+        (f"{_LONG}::test_a_request_that_runs_before_its_handle_is_proved_never_reads",),
+        fixtures=True,
+    ),
+    Mutant(
+        "do-not-wait-for-a-proof",
+        f"{_SOURCE}/connector.py",
+        "if not self._scheduler.proved(request.request_id):",
+        "if False:",
+        (f"{_LONG}::test_a_long_handle_is_proved_over_steps_and_the_request_asked_for_again",),
+        fixtures=True,
+    ),
+    Mutant(
+        "report-what-is-freed",
+        f"{_SOURCE}/scheduler.py",
+        "            self._digester.drop(set_id)\n",
+        "            pass\n",
+        (f"{_LONG}::test_what_is_freed_before_it_could_be_reported_is_not_reported",),
+        fixtures=True,
+    ),
+    Mutant(
+        "report-an-old-deadline",
+        f"{_SOURCE}/scheduler.py",
+        "self._unreported[set_id].deadline = deadlines[set_id]",
+        "pass",
+        (f"{_LONG}::test_a_deadline_that_moves_before_the_report_is_reported_as_it_is",),
+        fixtures=True,
+    ),
+    Mutant(
+        "forget-what-is-retained-during-a-look",
+        f"{_SOURCE}/leases.py",
+        "            self._seen.update(fresh)\n",
+        "",
+        (f"{_TESTS}/test_leases.py::test_what_is_retained_during_a_look_that_takes_several_steps_is_known_afterwards",),
     ),
     Mutant(
         "queue-without-end",
@@ -204,9 +263,16 @@ MUTANTS = (
     Mutant(
         "wake-fails-the-engine",
         f"{_SOURCE}/link.py",
-        "        with contextlib.suppress(OSError):\n            self._waker.send",
-        "        with contextlib.suppress(MemoryError):\n            self._waker.send",
-        (f"{_TESTS}/test_link.py::test_wakes_without_end_do_not_block",),
+        "        with contextlib.suppress(OSError):\n            self._ringer.send",
+        "        with contextlib.suppress(MemoryError):\n            self._ringer.send",
+        (f"{_TESTS}/test_link.py::test_an_engine_that_ends_rings_no_bell",),
+    ),
+    Mutant(
+        "deaf-after-the-first-ring",
+        f"{_SOURCE}/link.py",
+        "            self.socket.recv(4096)\n        self._rung = False\n",
+        "            self.socket.recv(4096)\n",
+        (f"{_TESTS}/test_link.py::test_a_bell_is_rung_once_until_it_is_heard",),
     ),
     Mutant(
         "stay-in-an-overflowed-session",

@@ -10,6 +10,7 @@ from backhaul_connector.anchors import (
     MAX_ANCHORS,
     AnchorChain,
     Anchors,
+    Verification,
     identity_of,
     spacing_of,
     stride_of,
@@ -43,6 +44,35 @@ def test_never_more_is_verified_than_is_common_and_all_of_it_to_within_one_spaci
     verified = verified_count(anchors, prompt)
 
     assert verified == (set_count if common == set_count else common - common % anchors.spacing)
+
+
+@given(set_count=counts, prompt_count=counts, shared=counts, limit=st.integers(1, 5_000))
+@settings(deadline=None)
+def test_a_prompt_may_be_compared_in_any_pieces_and_each_token_is_digested_once(
+    set_count: int, prompt_count: int, shared: int, limit: int
+) -> None:
+    common = min(set_count, prompt_count, shared)
+    anchors = anchors_of([*range(set_count)])
+    prompt = [*range(common), *range(OTHER_TOKENS, OTHER_TOKENS + prompt_count - common)]
+    verification = Verification(anchors, prompt)
+    digested = []
+    while not verification.done:
+        digested.append(verification.advance(limit))
+
+    assert verification.verified == verified_count(anchors, prompt)
+    assert all(0 < count <= limit for count in digested)
+    assert sum(digested) <= min(set_count, prompt_count)
+    assert verification.advance(limit) == 0
+
+
+def test_a_prompt_is_digested_no_further_than_a_little_behind_the_first_difference() -> None:
+    anchors = anchors_of([*range(30_000)])
+    verification = Verification(anchors, [*range(2_000), *range(OTHER_TOKENS, OTHER_TOKENS + 28_000)])
+
+    digested = verification.advance(30_000)
+
+    assert verification.done
+    assert 2_000 <= digested <= 2_000 + 1_024 + anchors.spacing
 
 
 @given(set_count=st.integers(1, 600), changed=st.integers(0, 599))
@@ -81,6 +111,12 @@ def test_other_extras_are_not_verified(other: list[tuple[int, bytes]]) -> None:
 
     assert verified_count(anchors, tokens, [(70, b"image-a")]) == 200
     assert verified_count(anchors, tokens, other) == 64
+
+
+def test_the_digests_are_those_that_every_release_computes() -> None:
+    made = anchors_of([*range(100)], [(70, b"image")])
+
+    assert made.digests.hex() == "698d46decdc315ee8ab27fcb132ce9daba6cff4ec96a40f27b6a990b668ad913"
 
 
 def test_one_extra_does_not_pass_for_two() -> None:

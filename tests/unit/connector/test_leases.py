@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backhaul_connector.leases import ConfirmedDeadlines, LeaseWatcher
+from backhaul_connector.leases import LOOKS, ConfirmedDeadlines, LeaseWatcher
 
 EPOCH = 1000.0
 """How far the worker's clock is ahead of the scheduler's."""
@@ -42,6 +42,51 @@ def test_it_looks_four_times_a_second() -> None:
 
     assert leases.changed({"a": EPOCH + 60.0}, EPOCH + 1.2) == {}
     assert leases.changed({"a": EPOCH + 60.0}, EPOCH + 1.25) == {"a": 60.0}
+
+
+class CountedLeases(dict[str, float]):
+    """A lease map that counts what is looked up."""
+
+    looked_up = 0
+
+    def get(self, key: str, default: float | None = None) -> float | None:  # type: ignore[override]  # no overloads
+        self.looked_up += 1
+        return super().get(key, default)
+
+
+def test_no_step_looks_at_more_than_a_few_leases_and_all_are_looked_at_in_the_end() -> None:
+    count = 3 * LOOKS + 1
+    leases, private = watcher(), CountedLeases({f"r{number}": EPOCH + 30.0 for number in range(count)})
+    for _ in range(4):
+        leases.changed(private, EPOCH + 1.0)
+    assert leases.recounted() == count
+    private.update(dict.fromkeys(private, EPOCH + 60.0))
+    moved: dict[str, float] = {}
+    for _ in range(4):
+        private.looked_up = 0
+        moved |= leases.changed(private, EPOCH + 2.0)
+        assert private.looked_up <= LOOKS
+
+    assert moved == dict.fromkeys(private, 60.0)
+    assert leases.changed(private, EPOCH + 3.0) == {}
+
+
+def test_what_is_retained_during_a_look_that_takes_several_steps_is_known_afterwards() -> None:
+    leases, private = watcher(), {f"r{number}": EPOCH + 30.0 for number in range(LOOKS + 1)}
+    leases.changed(private, EPOCH + 1.0)
+    leases.stepped(1.1, EPOCH + 1.1, {"new": 30.0})
+    leases.changed(private, EPOCH + 1.1)
+
+    assert leases.recounted() == LOOKS + 2
+    assert leases.changed({"new": EPOCH + 60.0}, EPOCH + 2.0) == {"new": 60.0}
+
+
+def test_a_lease_that_ends_during_a_look_is_no_lease() -> None:
+    leases, private = watcher(), {f"r{number}": EPOCH + 30.0 for number in range(LOOKS + 1)}
+    leases.changed(private, EPOCH + 1.0)
+    leases.changed({}, EPOCH + 1.0)
+
+    assert leases.recounted() == LOOKS
 
 
 @given(latencies=st.lists(st.floats(0, 100), min_size=1, max_size=5))

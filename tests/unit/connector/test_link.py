@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,7 @@ import pytest
 from backhaul_connector import link as link_module
 from backhaul_connector import wire
 from backhaul_connector.ledger import Ledger
-from backhaul_connector.link import AgentLink, _Session
+from backhaul_connector.link import AgentLink, _Bell, _Session
 from tests.fakes.block_sets import report
 from tests.fakes.connector_agent import FakeAgent
 from tests.fakes.eventually import eventually
@@ -68,7 +68,7 @@ class GatedLedger(Ledger):
         self.gate = threading.Event()
         self.entered = threading.Event()
 
-    def connect(self) -> list[wire.FromConnector]:
+    def connect(self) -> Iterator[wire.FromConnector]:
         self.entered.set()
         assert self.gate.wait(5)
         return super().connect()
@@ -219,12 +219,11 @@ def test_no_grant_is_written_that_a_session_did_not_see_before_its_end(problem: 
     ledger = Ledger()
     ledger.retained(report("a"))
     mine, peer = socket.socketpair()
-    woken, waker = socket.socketpair()
     mine.setblocking(False)
-    with woken, waker, peer, LastMoment(mine, peer) as sock:
+    with closing(_Bell()) as bell, peer, LastMoment(mine, peer) as sock:
         peer.send(problem)
         with pytest.raises(Exception, match=r"malformed|protocol 99"):
-            _Session(sock, woken, ledger, lambda session: None).run(HELLO, threading.Event())
+            _Session(sock, bell, ledger, lambda session: None).run(HELLO, threading.Event())
 
         assert sock.accepted is False
 
@@ -360,7 +359,36 @@ def test_wakes_without_end_do_not_block(path: Path) -> None:
         link.wake()
     link.start()
     link.stop()
-    link.wake()
+
+
+def test_a_bell_is_rung_once_until_it_is_heard() -> None:
+    with closing(_Bell()) as bell:
+        for _ in range(2):
+            for _ in range(3):
+                bell.ring()
+            assert bell.socket.recv(100, socket.MSG_PEEK) == b"\0"
+            bell.hear()
+            with pytest.raises(BlockingIOError):
+                bell.socket.recv(100)
+        bell.hear()
+
+
+def test_an_engine_that_ends_rings_no_bell() -> None:
+    bell = _Bell()
+    bell.close()
+    bell.ring()
+
+
+def test_what_happens_while_the_thread_looks_is_sent_all_the_same(path: Path) -> None:
+    with FakeAgent(path) as agent, linked(path) as (_, ledger):
+        connection, _, _ = agent.welcome()
+        for number in range(300):
+            ledger.retained(msgspec.structs.replace(report("a"), set_id=f"set-{number}"))
+        sent = [connection.receive() for _ in range(300)]
+
+    assert [message.set.set_id for message in sent if isinstance(message, wire.Retained)] == [
+        f"set-{number}" for number in range(300)
+    ]
 
 
 def test_a_link_stops_in_the_middle_of_a_session(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,12 @@ async def connected(path: Path, port: int, **options: Any) -> AsyncIterator[tupl
             yield p, d, connections[d.engine_id]
 
 
-async def _turn(p: Engine, d: Engine, agent: AgentConnection) -> tuple[list[int], wire.BlockSetReport]:
+async def _turn(
+    p: Engine, d: Engine, agent: AgentConnection, prompt: Sequence[int] = TURN
+) -> tuple[list[int], wire.BlockSetReport]:
     """Runs a labelled turn; returns its answer and what the agent heard of it."""
-    handoff = await prefill(p, TURN)
-    answer, last = await run(d, TURN, {**handoff, "backhaul": LABEL}, ignore_eos=True)
+    handoff = await prefill(p, prompt)
+    answer, last = await run(d, prompt, {**handoff, "backhaul": LABEL}, ignore_eos=True)
     assert last.kv_transfer_params is None, "no reply carries a handle"
     heard = await asyncio.to_thread(agent.receive_until, lambda message: isinstance(message, wire.Retained))
     assert isinstance(heard[-1], wire.Retained)
@@ -98,6 +100,25 @@ async def test_an_edited_history_reads_only_what_is_proved(side_channel: int, tm
         assert verdict["verified"] == verdict["read"] == 192
         again, _ = await run(d, edited, handoff, ignore_eos=True)
         assert again == truth(edited)
+
+
+async def test_a_long_history_is_read_once_it_is_proved_and_the_engine_serves_others_meanwhile(
+    side_channel: int, tmp_path: Path
+) -> None:
+    long = [number % 40_000 for number in range(25_000)]
+    async with connected(tmp_path / "agent", side_channel, block_count=2_048) as (p, d, agent):
+        answer, report = await _turn(p, d, agent, long)
+        assert report.token_count == len(long) + len(answer) - 1
+        await all_free(p)
+        assert p.reset_prefix_cache()
+        second = [*long, *answer, 5, 6, 7]
+        warm = asyncio.create_task(prefill(p, second, _claim(report, report.deadline)))
+        other, _ = await run(p, TURN, ignore_eos=True)
+        assert other == truth(TURN)
+        handoff = await warm
+        assert handoff.pop("backhaul")["read"] == report.token_count
+        again, _ = await run(d, second, handoff, ignore_eos=True)
+        assert again == truth(second)
 
 
 async def test_another_conversation_reads_nothing_and_costs_the_set_nothing(side_channel: int, tmp_path: Path) -> None:

@@ -143,7 +143,9 @@ class Connector(ABC):
     def on_new_request(self, request: EngineRequest) -> None: ...
 
     @abstractmethod
-    def get_num_new_matched_tokens(self, request: EngineRequest, num_computed_tokens: int) -> tuple[int, bool]: ...
+    def get_num_new_matched_tokens(
+        self, request: EngineRequest, num_computed_tokens: int
+    ) -> tuple[int | None, bool]: ...
 
     @abstractmethod
     def update_state_after_alloc(

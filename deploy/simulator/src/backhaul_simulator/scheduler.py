@@ -78,6 +78,8 @@ class Scheduler:
         self.finished: Counter[str] = Counter()
         self._loaded: set[str] = set()
         self._news = False
+        self._undecided = False
+        """Whether the connector did not know yet what can be read of a request."""
         self._finished_req_ids: set[str] = set()
         self._in_flight: list[EngineRequest] = []
         connector.bind_gpu_block_pool(pool)
@@ -95,7 +97,7 @@ class Scheduler:
     @property
     def runnable(self) -> bool:
         """Whether the next step certainly has something to do."""
-        return bool(self.running or self._finished_req_ids or self._news)
+        return bool(self.running or self._finished_req_ids or self._news or self._undecided)
 
     def add(self, request: EngineRequest) -> None:
         """Takes a request (``add_request``)."""
@@ -110,7 +112,7 @@ class Scheduler:
     def schedule(self) -> Step:
         """Plans a step."""
         step = Step()
-        self._news = False
+        self._news = self._undecided = False
         budget = self._options.max_step_tokens
         budget, preempted = self._schedule_running(step, budget)
         if not preempted:
@@ -191,18 +193,27 @@ class Scheduler:
             self._start(step, request, count)
             budget -= count
         self.loading = unfit + self.loading
+        skipped: deque[EngineRequest] = deque()
         while self.waiting and budget > 0 and len(self.running) < self._options.max_running:
-            admitted = self._admit_first(step, budget)
+            admitted = self._admit_first(step, budget, skipped)
             if admitted is None:
-                return
+                break
             budget -= admitted
+        self.waiting = skipped + self.waiting
+        self._undecided = bool(skipped)
 
-    def _admit_first(self, step: Step, budget: int) -> int | None:
-        """Admits the first request that waits; returns the tokens that it computes now, None when it does not fit."""
+    def _admit_first(self, step: Step, budget: int, skipped: deque[EngineRequest]) -> int | None:
+        """Admits the first request that waits; returns the tokens that it computes now, None when it does not fit.
+
+        One of which the connector does not know yet what can be read goes to those that are skipped in this step.
+        """
         request = self.waiting[0]
         cached = self._manager.find(request)
         local = len(cached) * self._pool.block_size
         external, asynchronous = self._connector.get_num_new_matched_tokens(request, local)
+        if external is None:
+            skipped.append(self.waiting.popleft())
+            return 0
         computed = local + external
         assert computed <= request.num_tokens
         count = 0 if asynchronous else min(request.num_tokens - computed, budget)

@@ -7,7 +7,7 @@ equal anchors are equal, and belong to the same model, salt and tenant.
 """
 
 import hashlib
-from array import array
+import struct
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +20,10 @@ MAX_ANCHORS = 256
 
 MIN_STRIDE = 64
 """Tokens of the smallest step."""
+
+_TOKEN_BYTES = struct.calcsize("i")
+_PIECE = 1024
+"""Tokens that are digested between two looks at whether a prompt still agrees."""
 
 
 def identity_of(*, weights_digest: str, adapter: str, cache_salt: str, scope: str) -> bytes:
@@ -61,26 +65,28 @@ class AnchorChain:
 
     def __init__(self, identity: bytes, stride: int, extras: Sequence[tuple[int, bytes]] = ()) -> None:
         self._identity = identity
+        # A copy of it costs a fraction of what making it again for each step does.
+        self._keyed = hashlib.blake2b(digest_size=DIGEST_SIZE, key=identity)
         self._extras = sorted(extras)
-        self._tail = array("i")
+        self._tail = b""
         self._digests: list[bytes] = []
         self.stride = stride
 
     @property
     def token_count(self) -> int:
         """Tokens digested so far."""
-        return len(self._digests) * self.stride + len(self._tail)
+        return len(self._digests) * self.stride + len(self._tail) // _TOKEN_BYTES
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Appends token ids.
 
         Raises OverflowError for an id that does not fit into 32 bits.
         """
-        pending = self._tail
-        pending.extend(tokens)
-        whole = len(pending) - len(pending) % self.stride
-        for start in range(0, whole, self.stride):
-            self._digests.append(self._step(pending[start : start + self.stride]))
+        pending = self._tail + _packed(tokens)
+        step = self.stride * _TOKEN_BYTES
+        whole = len(pending) - len(pending) % step
+        for start in range(0, whole, step):
+            self._digests.append(self._step(pending[start : start + step]))
         self._tail = pending[whole:]
 
     def at(self, token_count: int) -> bytes:
@@ -95,18 +101,37 @@ class AnchorChain:
             raise ValueError(f"no anchor at {token_count} of {self.token_count} tokens")
         return self._digests[steps - 1] if steps else self._identity
 
+    def every(self, spacing: int, after: int = 0) -> list[bytes]:
+        """Returns the digests at each ``spacing`` tokens behind the first ``after``; both multiples of the stride."""
+        step = spacing // self.stride
+        return self._digests[after // self.stride + step - 1 :: step]
+
     def _last(self) -> bytes:
         return self._digests[-1] if self._digests else self._identity
 
-    def _step(self, tokens: "array[int]") -> bytes:
-        start = len(self._digests) * self.stride
-        state = hashlib.blake2b(self._last(), digest_size=DIGEST_SIZE, key=self._identity)
-        state.update(tokens.tobytes())
-        first, end = (bisect_left(self._extras, (edge, b"")) for edge in (start, start + len(tokens)))
-        for position, extra in self._extras[first:end]:
-            # The length keeps one extra from passing for two: some are names that a client chose.
-            state.update(position.to_bytes(8, "big") + len(extra).to_bytes(8, "big") + extra)
+    def _step(self, tokens: bytes) -> bytes:
+        state = self._keyed.copy()
+        state.update(self._last() + tokens)
+        if self._extras:
+            state.update(self._extras_of(len(tokens) // _TOKEN_BYTES))
         return state.digest()
+
+    def _extras_of(self, token_count: int) -> bytes:
+        """Returns what belongs to the tokens of the next step."""
+        start = len(self._digests) * self.stride
+        first, end = (bisect_left(self._extras, (edge, b"")) for edge in (start, start + token_count))
+        # The length keeps one extra from passing for two: some are names that a client chose.
+        return b"".join(
+            position.to_bytes(8, "big") + len(extra).to_bytes(8, "big") + extra
+            for position, extra in self._extras[first:end]
+        )
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    try:
+        return struct.pack(f"{len(tokens)}i", *tokens)
+    except struct.error as error:
+        raise OverflowError(f"a token id is an integer of 32 bits: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +160,47 @@ class Anchors:
         """Takes the anchors of everything that ``chain`` has digested."""
         count = chain.token_count
         spacing = spacing_of(count, chain.stride)
-        points = [*range(spacing, count + 1, spacing)]
-        return cls(identity, chain.stride, spacing, count, b"".join(map(chain.at, points)) + chain.at(count))
+        return cls(identity, chain.stride, spacing, count, b"".join(chain.every(spacing)) + chain.at(count))
+
+
+class Verification:
+    """Finds out, piece by piece, how many leading tokens of ``tokens`` are equal to those of a block set.
+
+    The caller has compared the identities.
+    """
+
+    def __init__(self, anchors: Anchors, tokens: Sequence[int], extras: Sequence[tuple[int, bytes]] = ()) -> None:
+        self._anchors = anchors
+        self._tokens = tokens
+        self._chain = AnchorChain(anchors.identity, anchors.stride, extras)
+        self._last = max(0, min(len(tokens), anchors.token_count))
+        self.done = not self._last
+        self.verified = 0
+        """Tokens that are proved equal: at the end all of the block set, or a multiple of ``anchors.spacing``."""
+
+    def advance(self, limit: int) -> int:
+        """Digests at most ``limit`` further tokens; returns how many."""
+        start = self._chain.token_count
+        end = min(start + limit, self._last)
+        while not self.done and self._chain.token_count < end:
+            before = self._chain.token_count
+            self._chain.extend(self._tokens[before : min(before + _PIECE, end)])
+            self._compare()
+        return self._chain.token_count - start
+
+    def _compare(self) -> None:
+        anchors, digested = self._anchors, self._chain.token_count
+        place = self.verified // anchors.spacing * DIGEST_SIZE
+        for digest in self._chain.every(anchors.spacing, self.verified):
+            if digest != anchors.digests[place : place + DIGEST_SIZE]:
+                self.done = True
+                return
+            place += DIGEST_SIZE
+            self.verified += anchors.spacing
+        if digested == self._last:
+            self.done = True
+            if digested == anchors.token_count and self._chain.at(digested) == anchors.end:
+                self.verified = digested
 
 
 def verified_count(anchors: Anchors, tokens: Sequence[int], extras: Sequence[tuple[int, bytes]] = ()) -> int:
@@ -145,22 +209,6 @@ def verified_count(anchors: Anchors, tokens: Sequence[int], extras: Sequence[tup
     The answer is ``anchors.token_count`` when the block set's tokens are a prefix of ``tokens``, else a multiple of
     ``anchors.spacing``. The caller has compared the identities.
     """
-    if _end_matches(anchors, tokens, extras):
-        return anchors.token_count
-    chain = AnchorChain(anchors.identity, anchors.stride, extras)
-    verified = 0
-    last = min(len(tokens), anchors.token_count)
-    for index, point in enumerate(range(anchors.spacing, last + 1, anchors.spacing)):
-        chain.extend(tokens[verified:point])
-        if chain.at(point) != anchors.digests[index * DIGEST_SIZE : (index + 1) * DIGEST_SIZE]:
-            break
-        verified = point
-    return verified
-
-
-def _end_matches(anchors: Anchors, tokens: Sequence[int], extras: Sequence[tuple[int, bytes]]) -> bool:
-    if not 0 < anchors.token_count <= len(tokens):
-        return False
-    chain = AnchorChain(anchors.identity, anchors.stride, extras)
-    chain.extend(tokens[: anchors.token_count])
-    return chain.at(anchors.token_count) == anchors.end
+    verification = Verification(anchors, tokens, extras)
+    verification.advance(len(tokens))
+    return verification.verified

@@ -75,13 +75,15 @@ class NixlConnector(StockNixlConnector):
             self._scheduler.admit(request)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Answers what can be read; nothing the second time.
+        """Answers what can be read; None while it is not proved, for then vLLM asks again; nothing the second time.
 
         After a preemption vLLM asks again and would promise the same tokens, but starts a read only once
         (``_remote_blocks_processed``): the request would wait for ever.
         """
         if self._scheduler is None:
             return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if not self._scheduler.proved(request.request_id):
+            return None, False
         params = request.kv_transfer_params or {}
         matched: tuple[int | None, bool] = 0, False
         if not (params.get("do_remote_decode") and params.get("_remote_blocks_processed")):

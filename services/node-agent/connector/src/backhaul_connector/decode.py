@@ -1,6 +1,5 @@
 """What a decode engine notes about a turn: how the next one will find it, and what proves what it covers."""
 
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ def opened(
     label: TurnLabel,
     *,
     identity: bytes | None,
-    prompt: Sequence[int],
+    tokens: Sequence[int],
     extras: Sequence[tuple[int, bytes]] | None,
     block_size: int,
     now: float,
@@ -38,7 +37,7 @@ def opened(
     """
     if not label.keys or identity is None or extras is None:
         return None
-    return OpenTurn(label, identity=identity, prompt=prompt, extras=extras, block_size=block_size, now=now)
+    return OpenTurn(label, identity=identity, tokens=tokens, extras=extras, block_size=block_size, now=now)
 
 
 def settled(params: Mapping[str, Any], in_flight: int, block_size: int) -> dict[str, Any]:
@@ -55,14 +54,17 @@ def settled(params: Mapping[str, Any], in_flight: int, block_size: int) -> dict[
 
 
 class OpenTurn:
-    """A labelled turn while it runs. The prompt is digested when it arrives, the output when it ends."""
+    """A labelled turn: its tokens are digested bit by bit, while it runs and after it was closed.
+
+    ``tokens`` are all tokens of the request, prompt and output, and grow with it.
+    """
 
     def __init__(
         self,
         label: TurnLabel,
         *,
         identity: bytes,
-        prompt: Sequence[int],
+        tokens: Sequence[int],
         extras: Sequence[tuple[int, bytes]],
         block_size: int,
         now: float,
@@ -70,38 +72,65 @@ class OpenTurn:
         self.label = label
         self._opened_at = now
         self._identity = identity
+        self._tokens = tokens
         self._chain = AnchorChain(identity, stride_of(block_size), extras)
-        # The last token is left for `close`: a turn may end with less computed than was asked.
-        self._digested = max(0, len(prompt) - 1)
-        self._chain.extend(array("i", prompt[: self._digested]))
+        self._params: dict[str, Any] = {}
+        self._count: int | None = None
+        """Tokens that are covered, once the turn is closed."""
+        self._ended_at = now
+        self.deadline = 0.0
+        """Deadline that the engine last confirmed of what it retains."""
 
-    def close(
-        self, params: Mapping[str, Any], tokens: Sequence[int], deadline: float, *, now: float
-    ) -> BlockSetReport | None:
-        """Makes the report of what the engine retains of a turn that ends ``now``.
+    def advance(self, limit: int) -> int:
+        """Digests at most ``limit`` further tokens of those that will certainly be covered; returns how many.
 
-        ``params`` are vLLM's, with ``remote_num_tokens`` tokens covered; ``tokens`` are all tokens of the request. None
-        when fewer are covered than were digested: nothing could be proved.
+        While the turn runs only whole steps of the chain, and never the last token: a turn may end without it.
+        """
+        start = self._chain.token_count
+        if self._count is None:
+            end = min(start + limit, len(self._tokens) - 1)
+            end -= end % self._chain.stride
+        else:
+            end = min(start + limit, self._count)
+        if end <= start:
+            return 0
+        self._chain.extend(self._tokens[start:end])
+        return end - start
+
+    @property
+    def done(self) -> bool:
+        """Whether the turn is closed and all that is retained of it is digested."""
+        return self._chain.token_count == self._count
+
+    def close(self, params: Mapping[str, Any], deadline: float, *, now: float) -> bool:
+        """Notes what the engine retains of a turn that ends ``now``; False when it cannot be proved.
+
+        ``params`` are vLLM's, with ``remote_num_tokens`` tokens covered. Fewer than were digested cannot be proved, nor
+        more than there are.
         """
         count = params["remote_num_tokens"]
-        if not self._digested <= count <= len(tokens):
-            return None
-        self._chain.extend(tokens[self._digested : count])
+        if not self._chain.token_count <= count <= len(self._tokens):
+            return False
+        self._params, self._count, self._ended_at, self.deadline = dict(params), count, now, deadline
+        return True
+
+    def report(self) -> BlockSetReport:
+        """Makes the report of a turn that is `done`."""
         anchors = Anchors.of(self._chain, self._identity)
         return BlockSetReport(
-            set_id=params["remote_request_id"],
+            set_id=self._params["remote_request_id"],
             scope=self.label.scope,
             keys=self.label.keys,
-            params=dict(params),
-            token_count=count,
-            block_count=sum(map(len, params["remote_block_ids"])),
+            params=self._params,
+            token_count=anchors.token_count,
+            block_count=sum(map(len, self._params["remote_block_ids"])),
             identity=self._identity,
             stride=anchors.stride,
             spacing=anchors.spacing,
             anchors=anchors.digests,
-            deadline=deadline,
-            ended_at=now,
-            turn_s=now - self._opened_at,
+            deadline=self.deadline,
+            ended_at=self._ended_at,
+            turn_s=self._ended_at - self._opened_at,
             continues=self.label.continues,
             traceparent=self.label.traceparent,
         )

@@ -4,9 +4,10 @@ The scheduler writes, the link's thread reads; one lock guards both, held for no
 agent is connected nothing is queued: the next connection starts with a replay of all records.
 """
 
+import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -121,8 +122,8 @@ class Ledger:
             self._put(identity)
         self._wake()
 
-    def connect(self) -> list[FromConnector]:
-        """Starts a session: returns the replay, after which `take` gives what happens from now on."""
+    def connect(self) -> Iterator[FromConnector]:
+        """Starts a session: returns the replay of what is now, after which `take` gives what happens from now on."""
         with self._lock:
             self._queue.clear()
             self._connected, self._overflowed = True, False
@@ -130,7 +131,9 @@ class Ledger:
             self._memory, self._memory_due = None, False
             sets = list(self._sets.values())
             first = [self._identity] if self._identity is not None else []
-        return [*first, *(Retained(set=report, replayed=True) for report in sets), Replayed(set_count=len(sets))]
+        # Made when they are taken: thousands at once would hold the interpreter for milliseconds.
+        retained = (Retained(set=report, replayed=True) for report in sets)
+        return itertools.chain(first, retained, [Replayed(set_count=len(sets))])
 
     def disconnect(self) -> None:
         """Ends a session: nothing is queued until the next one."""

@@ -6,8 +6,7 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -22,8 +21,40 @@ _LOOK_S = 1.0
 """How often its silence is looked at."""
 _BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _RECV_BYTES = 64 * 1024
-_UNSENT_BYTES = 256 * 1024
-"""No more messages are encoded while this much waits in the socket."""
+_UNSENT_BYTES = 64 * 1024
+"""No more messages are encoded while this much waits to be sent: meanwhile the interpreter is the engine's."""
+
+
+class _Bell:
+    """Wakes the link's thread: rung from any other, heard by that one."""
+
+    def __init__(self) -> None:
+        self.socket, self._ringer = socket.socketpair()
+        self.socket.setblocking(False)
+        self._ringer.setblocking(False)
+        self._rung = False
+
+    def ring(self) -> None:
+        """Makes the socket readable, unless it is already: a system call each time would be most of a message's cost.
+
+        Never blocks.
+        """
+        if self._rung:
+            return
+        self._rung = True
+        # Closed: the engine is shutting down.
+        with contextlib.suppress(OSError):
+            self._ringer.send(b"\0")
+
+    def hear(self) -> None:
+        """Takes the ring away; what is looked at after that is all that was rung for."""
+        with contextlib.suppress(BlockingIOError):
+            self.socket.recv(4096)
+        self._rung = False
+
+    def close(self) -> None:
+        self.socket.close()
+        self._ringer.close()
 
 
 class AgentLink:
@@ -40,9 +71,7 @@ class AgentLink:
         self._answered = False
         """Whether an agent answered in the current attempt."""
         self._stopping = threading.Event()
-        self._woken, self._waker = socket.socketpair()
-        self._woken.setblocking(False)
-        self._waker.setblocking(False)
+        self._bell = _Bell()
         self._thread = threading.Thread(target=self._run, name="backhaul-link", daemon=True)
 
     def start(self) -> None:
@@ -51,9 +80,7 @@ class AgentLink:
 
     def wake(self) -> None:
         """Tells the thread that there is something to send. Never blocks; safe from any thread."""
-        # Full: it is awake already. Closed: the engine is shutting down.
-        with contextlib.suppress(OSError):
-            self._waker.send(b"\0")
+        self._bell.ring()
 
     def stop(self) -> None:
         """Ends the session and the thread, within about a second."""
@@ -76,8 +103,7 @@ class AgentLink:
                     "Backhaul: no node agent answers at %s (%s); reuse is off until it does", self._path, problem
                 )
             self._stopping.wait(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
-        self._woken.close()
-        self._waker.close()
+        self._bell.close()
 
     def _attempt(self) -> str:
         overflowed = False
@@ -86,7 +112,7 @@ class AgentLink:
                 sock.settimeout(_SILENCE_S)
                 sock.connect(self._path)
                 sock.setblocking(False)
-                _Session(sock, self._woken, self._ledger, self._welcomed).run(
+                _Session(sock, self._bell, self._ledger, self._welcomed).run(
                     self._hello(self._session), self._stopping
                 )
             return "stopped"
@@ -114,15 +140,17 @@ class _Session:
     """One connection, from `Hello` to its end."""
 
     def __init__(
-        self, sock: socket.socket, woken: socket.socket, ledger: Ledger, welcomed: Callable[[str], None]
+        self, sock: socket.socket, bell: _Bell, ledger: Ledger, welcomed: Callable[[str], None]
     ) -> None:
         self._sock = sock
-        self._woken = woken
+        self._bell = bell
         self._ledger = ledger
         self._welcomed = welcomed
         self._outgoing = bytearray()
+        self._more = False
+        """Whether there may be messages that are not encoded yet."""
         self._incoming = bytearray()
-        self._replay: deque[wire.FromConnector] = deque()
+        self._replay: Iterator[wire.FromConnector] = iter(())
         self._heard = time.monotonic()
 
     def run(self, hello: wire.Hello, stopping: threading.Event) -> None:
@@ -134,14 +162,15 @@ class _Session:
 
     def _loop(self, stopping: threading.Event) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._woken, selectors.EVENT_READ)
+            selector.register(self._bell.socket, selectors.EVENT_READ)
             selector.register(self._sock, selectors.EVENT_READ)
             while not stopping.is_set():
-                interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+                writes = self._outgoing or self._more
+                interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
                 selector.modify(self._sock, interest)
                 for key, events in selector.select(timeout=_LOOK_S):
-                    if key.fileobj is self._woken:
-                        self._drain_wakes()
+                    if key.fileobj is self._bell.socket:
+                        self._bell.hear()
                     elif events & selectors.EVENT_READ:
                         self._receive()
                 self._fill()
@@ -157,13 +186,6 @@ class _Session:
             while True:
                 self._receive()
         except (OSError, msgspec.DecodeError, _SessionError):
-            pass
-
-    def _drain_wakes(self) -> None:
-        try:
-            while self._woken.recv(4096):
-                pass
-        except BlockingIOError:
             pass
 
     def _receive(self) -> None:
@@ -182,7 +204,7 @@ class _Session:
         match message:
             case wire.Welcome(protocol=wire.PROTOCOL_VERSION, session=session):
                 self._welcomed(session)
-                self._replay = deque(self._ledger.connect())
+                self._replay = self._ledger.connect()
             case wire.Welcome(protocol=other):
                 raise _SessionError(f"the agent speaks protocol {other}, this connector {wire.PROTOCOL_VERSION}")
             case wire.Ping(token=token):
@@ -199,12 +221,16 @@ class _Session:
 
     def _fill(self) -> None:
         # Bit by bit: a long replay shall neither lie in memory encoded nor hold the interpreter while it is encoded.
-        while len(self._outgoing) < _UNSENT_BYTES and (message := self._next()) is not None:
+        self._more = True
+        while len(self._outgoing) < _UNSENT_BYTES:
+            if (message := self._next()) is None:
+                self._more = False
+                return
             self._outgoing += wire.encode(message)
 
     def _next(self) -> wire.FromConnector | None:
-        if self._replay:
-            return self._replay.popleft()
+        for message in self._replay:
+            return message
         return self._ledger.take()
 
     def _send(self) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from backhaul_connector.anchors import MIN_STRIDE, Anchors, verified_count
+from backhaul_connector.anchors import MIN_STRIDE, Anchors, Verification
 from backhaul_connector.wire import PARAMS_KEY, HandleProof
 
 Extras = Sequence[tuple[int, bytes]]
@@ -82,28 +82,59 @@ def without_handle(params: Mapping[str, Any]) -> dict[str, Any]:
     return {**params, "do_remote_prefill": False, "remote_block_ids": None}
 
 
-def judge(params: Mapping[str, Any], prompt: Prompt, layout: Layout, min_verified: int) -> Judgement:
-    """Proves a handle against the prompt and cuts it to what was proved.
+class Proof:
+    """A handle while it is compared with a prompt, bit by bit."""
 
-    vLLM compares nothing, and reads the *last* blocks of a handle that is longer than the prompt. Cutting
-    ``remote_num_tokens`` to n and every id list to the first ceil(n / block size) ids is right for one full-attention
-    group only: sliding-window and state groups hand out only their tail (``nixl/base_scheduler.py``,
-    ``get_exchange_clipped_blocks``). Elsewhere it is the exact full length or nothing.
-    """
-    proof, handle = proof_of(params), _handle_of(params)
-    anchors = _anchors(proof) if proof is not None else None
-    if handle is None or anchors is None:
-        return Judgement(without_handle(params), refused=_unreadable(params, anchors))
-    if refusal := _refusal(anchors, prompt):
-        return Judgement(without_handle(params), refused=refusal)
-    verified = verified_count(anchors, prompt.tokens, prompt.extras or ())
-    if not verified or verified < min_verified:
-        return Judgement(without_handle(params), verified, "too_short")
-    whole = verified == anchors.token_count == handle.remote_num_tokens
-    if not whole and not _can_trim(handle, anchors.token_count, layout):
-        return Judgement(without_handle(params), verified, "layout")
-    kept = handle if whole else _trimmed(handle, verified, layout.block_size)
-    return Judgement({**params, "do_remote_prefill": False, **msgspec.structs.asdict(kept)}, verified)
+    def __init__(self, params: Mapping[str, Any], prompt: Prompt, layout: Layout, min_verified: int) -> None:
+        self._params = params
+        self._layout = layout
+        self._min_verified = min_verified
+        proof, handle = proof_of(params), _handle_of(params)
+        anchors = _anchors(proof) if proof is not None else None
+        if handle is None or anchors is None:
+            self._refusal = _unreadable(params, anchors)
+        else:
+            self._refusal = _refusal(anchors, prompt)
+        self._handle, self._anchors = handle, anchors
+        self._verification: Verification | None = None
+        if anchors is not None and not self._refusal:
+            self._verification = Verification(anchors, prompt.tokens, prompt.extras or ())
+
+    @property
+    def done(self) -> bool:
+        """Whether it is known how much is proved."""
+        return self._verification is None or self._verification.done
+
+    def advance(self, limit: int) -> int:
+        """Digests at most ``limit`` further tokens of the prompt; returns how many."""
+        return self._verification.advance(limit) if self._verification is not None else 0
+
+    def judgement(self) -> Judgement:
+        """Cuts the handle to what was proved, once that is known.
+
+        vLLM compares nothing, and reads the *last* blocks of a handle that is longer than the prompt. Cutting
+        ``remote_num_tokens`` to n and every id list to the first ceil(n / block size) ids is right for one
+        full-attention group only: sliding-window and state groups hand out only their tail
+        (``nixl/base_scheduler.py``, ``get_exchange_clipped_blocks``). Elsewhere it is the exact full length or nothing.
+        """
+        params, handle, anchors = self._params, self._handle, self._anchors
+        if self._verification is None or handle is None or anchors is None:
+            return Judgement(without_handle(params), refused=self._refusal)
+        verified = self._verification.verified
+        if not verified or verified < self._min_verified:
+            return Judgement(without_handle(params), verified, "too_short")
+        whole = verified == anchors.token_count == handle.remote_num_tokens
+        if not whole and not _can_trim(handle, anchors.token_count, self._layout):
+            return Judgement(without_handle(params), verified, "layout")
+        kept = handle if whole else _trimmed(handle, verified, self._layout.block_size)
+        return Judgement({**params, "do_remote_prefill": False, **msgspec.structs.asdict(kept)}, verified)
+
+
+def judge(params: Mapping[str, Any], prompt: Prompt, layout: Layout, min_verified: int) -> Judgement:
+    """Proves a handle against the prompt, all at once, and cuts it to what was proved."""
+    proof = Proof(params, prompt, layout, min_verified)
+    proof.advance(len(prompt.tokens))
+    return proof.judgement()
 
 
 def _handle_of(params: Mapping[str, Any]) -> _Handle | None:

@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from vllm import envs
 from backhaul_connector import __version__, decode, engine, handles, prefill, wire
 from backhaul_connector.anchors import identity_of
 from backhaul_connector.clocks import RemoteClocks
+from backhaul_connector.digesting import Digester
 from backhaul_connector.handles import Handles
 from backhaul_connector.leases import ConfirmedDeadlines
 from backhaul_connector.ledger import Ledger
@@ -52,7 +55,10 @@ class SchedulerSide:
         self._block_size: int = config.cache_config.block_size
         self._lease_s = engine.lease_s(config)
         self._layout = prefill.Layout(self._block_size, engine.trims(config, kv_cache_config))
+        self._digester = Digester()
         self._turns: dict[str, decode.OpenTurn] = {}
+        self._unreported: dict[str, decode.OpenTurn] = {}
+        """Turns that have ended and are not digested to their end yet."""
         self._verdicts: dict[str, wire.Verdict] = {}
         # Every rank of the engine holds its own lease; ranks of other pipeline stages share a number, and none counts.
         self._deadlines = ConfirmedDeadlines(config.parallel_config.world_size)
@@ -89,20 +95,26 @@ class SchedulerSide:
 
     def left(self, request: "Request") -> None:
         self._memory.left(request.request_id)
+        self._digester.drop(request.request_id)
 
     def stepped(self, planned: int) -> None:
-        """Takes note of how full the engine is, when a step of so many tokens is planned."""
+        """Digests a bit, and takes note of how full the engine is, when a step of so many tokens is planned."""
+        self._digester.stepped()
         if (memory := self._memory.stepped(time.perf_counter(), planned=planned)) is not None:
             self._ledger.memory(memory)
 
     def admit(self, request: "Request") -> None:
         params = request.kv_transfer_params
+        # vLLM may share one dictionary between the requests of a call: what follows changes a copy.
         if params.get("do_remote_decode"):
-            # vLLM may share one dictionary between the requests of a call: what follows changes a copy.
-            request.kv_transfer_params = self._admit_prefill(request, dict(params))
+            self._admit_prefill(request, dict(params))
         elif (label := decode.label_of(params)) is not None:
             request.kv_transfer_params = dict(params)
             self._admit_decode(request, label)
+
+    def proved(self, request_id: str) -> bool:
+        """Tells whether it is known what of a request's handle can be used; while it is not, that goes on."""
+        return self._digester.finished(request_id)
 
     def matched(self, request_id: str, local: int) -> None:
         if (verdict := self._verdicts.get(request_id)) is not None:
@@ -114,8 +126,13 @@ class SchedulerSide:
         if not params or params.get("_remote_blocks_processed"):
             return
         if (verdict := self._verdicts.get(request.request_id)) is not None:
+            # Of a request that skips its own cache vLLM does not care what can be read (``v1/core/sched/scheduler.py``,
+            # ``skip_reading_prefix_cache``): it runs, and what would be proved from now on must not be read any more.
+            refused = "unproved" if self._digester.drop(request.request_id) else verdict.refused
             spent = verdict.spent or bool(params.get("remote_block_ids"))
-            self._verdicts[request.request_id] = msgspec.structs.replace(verdict, read=external, spent=spent)
+            self._verdicts[request.request_id] = msgspec.structs.replace(
+                verdict, read=external, spent=spent, refused=refused
+            )
         elif decode.label_of(params) is not None and external == 0:
             params["do_remote_prefill"] = True
 
@@ -148,63 +165,80 @@ class SchedulerSide:
 
     def retained(self, turn: decode.OpenTurn, request: "Request", params: dict[str, Any]) -> None:
         params = decode.settled(params, request.num_in_flight_tokens, self._block_size)
-        deadline = params["remote_blocks_expiry_time"]
-        report = turn.close(params, request.all_token_ids, deadline, now=time.perf_counter())
-        if report is None:
-            _log.warning("Backhaul: a turn ended with fewer tokens than its prompt; it is not reported")
+        if not turn.close(params, params["remote_blocks_expiry_time"], now=time.perf_counter()):
+            _log.warning("Backhaul: a turn ended with fewer tokens than were digested; it is not reported")
             return
-        self._ledger.retained(report)
+        self._unreported[request.request_id] = turn
+        self._digester.finish(request.request_id, turn, partial(self._report, request.request_id))
 
     def output(self, connector_output: "KVConnectorOutput") -> None:
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, LeaseSnapshot):
-            self._ledger.deadlines(self._deadlines.update(meta.moved))
+            self._confirm(self._deadlines.update(meta.moved))
             self._ledger.leases(meta.counts)
         if connector_output.finished_sending:
             self._deadlines.forget(connector_output.finished_sending)
+            self._forget(connector_output.finished_sending)
             self._ledger.freed(connector_output.finished_sending)
 
-    def _admit_prefill(self, request: "Request", params: dict[str, Any]) -> dict[str, Any]:
-        verdict = wire.Verdict(prompt=request.num_prompt_tokens, local=0, read=0)
+    def _report(self, set_id: str) -> None:
+        self._ledger.retained(self._unreported.pop(set_id).report())
+
+    def _confirm(self, deadlines: Mapping[str, float]) -> None:
+        for set_id in deadlines.keys() & self._unreported.keys():
+            self._unreported[set_id].deadline = deadlines[set_id]
+        self._ledger.deadlines(deadlines)
+
+    def _forget(self, set_ids: Iterable[str]) -> None:
+        for set_id in self._unreported.keys() & set_ids:
+            del self._unreported[set_id]
+            self._digester.drop(set_id)
+
+    def _admit_prefill(self, request: "Request", params: dict[str, Any]) -> None:
+        self._verdicts[request.request_id] = wire.Verdict(prompt=request.num_prompt_tokens, local=0, read=0)
+        request.kv_transfer_params = params
         if not params.get("remote_block_ids"):
             # With it, and no blocks to read, vLLM promises the whole prompt and trips over its own assertion.
             params["do_remote_prefill"] = False
-        else:
-            judgement = self._judge(request, params)
-            params = judgement.params
-            # A handle that comes again was sent twice. The first leg may be reading: the set must not be granted anew.
-            spent = judgement.refused == handles.USED
-            verdict = msgspec.structs.replace(
-                verdict, verified=judgement.verified, refused=judgement.refused, spent=spent
-            )
-        self._verdicts[request.request_id] = verdict
-        return params
+            return
+        # Until it is proved there is no handle: a request that is aborted meanwhile must not touch the set.
+        request.kv_transfer_params = prefill.without_handle(params)
+        proof = prefill.Proof(params, self._prompt(request, params), self._layout, self._settings.min_verified)
+        self._digester.finish(request.request_id, proof, partial(self._proved, request, params, proof))
 
-    def _judge(self, request: "Request", params: dict[str, Any]) -> prefill.Judgement:
+    def _prompt(self, request: "Request", params: dict[str, Any]) -> prefill.Prompt:
         proof = prefill.proof_of(params)
-        prompt = prefill.Prompt(
+        return prefill.Prompt(
             request.prompt_token_ids or (),
             engine.extras_of(request),
             self._identity(request, proof.scope if proof else ""),
         )
-        judgement = prefill.judge(params, prompt, self._layout, self._settings.min_verified)
-        if judgement.refused:
-            return judgement
-        if refusal := self._handles.refuses(judgement.params, time.perf_counter()):
-            return prefill.Judgement(prefill.without_handle(params), judgement.verified, refusal)
-        return judgement
+
+    def _proved(self, request: "Request", params: dict[str, Any], proof: prefill.Proof) -> None:
+        judgement = proof.judgement()
+        refusal = judgement.refused or self._handles.refuses(judgement.params, time.perf_counter())
+        used = judgement.params if not refusal else prefill.without_handle(params)
+        request.kv_transfer_params = used
+        self._verdicts[request.request_id] = msgspec.structs.replace(
+            self._verdicts[request.request_id],
+            verified=judgement.verified,
+            refused=refusal,
+            # A handle that comes again was sent twice. The first leg may be reading: the set must not be granted anew.
+            spent=refusal == handles.USED,
+        )
 
     def _admit_decode(self, request: "Request", label: wire.TurnLabel) -> None:
         turn = decode.opened(
             label,
             identity=self._identity(request, label.scope),
-            prompt=request.prompt_token_ids or (),
+            tokens=request.all_token_ids,
             extras=engine.extras_of(request),
             block_size=self._block_size,
             now=time.perf_counter(),
         )
         if turn is not None:
             self._turns[request.request_id] = turn
+            self._digester.follow(request.request_id, turn)
 
     def _identity(self, request: "Request", scope: str) -> bytes | None:
         weights = self._digests.get(_MODEL)
