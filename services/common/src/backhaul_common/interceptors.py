@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import lru_cache
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -12,6 +13,9 @@ from backhaul_common.errors import BackhaulError, DeadlineExceededError, Interna
 from backhaul_common.status import to_status
 
 _log = structlog.get_logger(__name__)
+
+HANDLERS = 64
+"""Handlers whose wrapped ones an interceptor keeps: more than servers have methods. Those of single calls fall out."""
 
 # Generic in the stubs only.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -26,6 +30,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     would leave the client without an answer.
     """
 
+    def __init__(self) -> None:
+        self._wrapped = lru_cache(HANDLERS)(_wrap)
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
@@ -35,7 +42,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith("/grpc."):
             return handler
-        return _wrap(handler, handler_call_details.method)
+        return self._wrapped(handler, handler_call_details.method)
 
 
 def _wrap(handler: Handler, method: str) -> Handler:

@@ -3,12 +3,14 @@
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any
 
 import grpc
 import structlog
 
 from backhaul_common.errors import PermissionDeniedError
+from backhaul_common.interceptors import HANDLERS
 
 _log = structlog.get_logger(__name__)
 
@@ -27,6 +29,7 @@ class CallersInterceptor(grpc.aio.ServerInterceptor):
         """`callers_of` are those of single methods, by name; no names: everybody."""
         self._callers = frozenset(callers)
         self._callers_of = {method: frozenset(names) for method, names in callers_of.items()}
+        self._wrapped = lru_cache(HANDLERS)(_guarded)
 
     async def intercept_service(
         self,
@@ -39,20 +42,21 @@ class CallersInterceptor(grpc.aio.ServerInterceptor):
         accepted = self._callers_of.get(path.rpartition("/")[2], self._callers)
         if handler is None or not accepted or path.startswith("/grpc."):
             return handler
-        return _guarded(handler, lambda context: _check(context, accepted, path))
+        return self._wrapped(handler, accepted, path)
 
 
-def _guarded(handler: Handler, check: Callable[[Any], None]) -> Handler:
+def _guarded(handler: Handler, accepted: frozenset[str], path: str) -> Handler:
+    """Returns a handler of the same kind that looks who calls."""
     takes = "stream" if handler.request_streaming else "unary"
     gives = "stream" if handler.response_streaming else "unary"
     behavior = getattr(handler, f"{takes}_{gives}")
 
     async def call(request: Any, context: Any) -> Any:
-        check(context)
+        _check(context, accepted, path)
         return await behavior(request, context)
 
     async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-        check(context)
+        _check(context, accepted, path)
         async with aclosing(behavior(request, context)) as answers:
             async for answer in answers:
                 yield answer
