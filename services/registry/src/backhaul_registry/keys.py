@@ -7,9 +7,9 @@
 Every part has passed `core.rules`; set ids, which engines choose, are percent-encoded.
 """
 
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
-from backhaul_registry.core.model import PointerId
+from backhaul_registry.core.model import Pointer, PointerId
 
 
 class Keys:
@@ -38,6 +38,17 @@ class Keys:
         """Key of a publish stream."""
         return self._streams + stream_id.encode()
 
-    def pointer(self, pointer: PointerId) -> bytes:
+    def pointer(self, pointer: PointerId | Pointer) -> bytes:
         """Key of a pointer."""
         return self.lookup(pointer.scope, pointer.key) + quote(pointer.set_id, safe="").encode()
+
+    def pointer_id(self, key: bytes) -> PointerId:
+        """Returns what a pointer's key says. Raises ValueError for any other key."""
+        parts = key.removeprefix(self.index).decode().split("/")
+        if len(parts) != 3:
+            raise ValueError("not the key of a pointer")
+        scope, lookup, set_id = parts
+        pointer = PointerId(scope, lookup, unquote(set_id, errors="strict"))
+        if self.pointer(pointer) != key:
+            raise ValueError("not the key of a pointer")
+        return pointer
