@@ -13,7 +13,7 @@ from backhaul_common.errors import AbortedError, UnauthenticatedError, Unavailab
 from backhaul_common.etcd import failures
 from backhaul_common.etcd.connection import Connection, Metadata
 from backhaul_common.etcd.gathered import GatheredReads, Result
-from backhaul_common.etcd.ops import Compare, Get, KeyValue, Op, from_kv, prefix_end, range_request, to_compare, to_op
+from backhaul_common.etcd.ops import Compare, Get, KeyValue, Op, from_kv, prefix_end, range_request, txn_request
 from backhaul_common.etcd.stubs import rpc
 from backhaul_common.etcd.undisturbed import LIFE_S, UndisturbedReads
 from backhaul_common.tls import Identity
@@ -159,11 +159,7 @@ class EtcdClient:
         gets = [op for op in then if isinstance(op, Get)]
         if not compares and len(gets) == len(then):
             return await self._read(gets, total_s)
-        request = rpc.TxnRequest(
-            compare=[to_compare(compare) for compare in compares],
-            success=[to_op(op) for op in then],
-            failure=[to_op(op) for op in otherwise],
-        )
+        request = txn_request(compares, then, otherwise)
         if all(isinstance(op, Get) for op in (*then, *otherwise)):
             return _txn_result(await self._read_txn(request, total_s))
         return _txn_result(await self._unary(rpc.KVStub, "Txn", request, repeatable, timeout_s))
@@ -176,8 +172,7 @@ class EtcdClient:
         return TxnResult(True, result.revision, result.reads, 0)
 
     async def _send_reads(self, gets: Sequence[Get], timeout_s: float) -> Result:
-        request = rpc.TxnRequest(success=[to_op(get) for get in gets])
-        result = _txn_result(await self._read_txn(request, timeout_s))
+        result = _txn_result(await self._read_txn(txn_request((), gets), timeout_s))
         return Result(result.revision, result.reads)
 
     async def _read_txn(self, request: Any, timeout_s: float) -> Any:

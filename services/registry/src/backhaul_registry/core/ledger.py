@@ -43,6 +43,8 @@ class Ledger:
         # Many streams of many pointers: each is kept once.
         self._lease_of: dict[PointerId, int] = {}
         self._counts: dict[int, int] = {}
+        # Leases that are not full.
+        self._roomy: dict[int, None] = {}
 
     @property
     def leases(self) -> tuple[int, ...]:
@@ -56,6 +58,7 @@ class Ledger:
     def add_lease(self, lease_id: int) -> None:
         """Takes a new, empty lease."""
         self._counts[lease_id] = 0
+        self._roomy[lease_id] = None
 
     def missing_leases(self, upserts: Sequence[Pointer]) -> int:
         """Returns how many leases must be added before `place` can place ``upserts``."""
@@ -79,15 +82,18 @@ class Ledger:
     def _lease_for(self, pointer: PointerId) -> int:
         lease_id = self._lease_of.get(pointer)
         if lease_id is None:
-            lease_id = next(lease for lease, count in self._counts.items() if count < self._max_keys)
+            lease_id = next(iter(self._roomy))
             self._lease_of[pointer] = lease_id
             self._counts[lease_id] += 1
+            if self._counts[lease_id] == self._max_keys:
+                del self._roomy[lease_id]
         return lease_id
 
     def _forget(self, pointer: PointerId) -> None:
         lease_id = self._lease_of.pop(pointer, None)
         if lease_id is not None:
             self._counts[lease_id] -= 1
+            self._roomy[lease_id] = None
 
 
 def chunks(items: Sequence[T], size: int = MAX_OPS) -> Iterator[Sequence[T]]:
