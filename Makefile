@@ -79,6 +79,10 @@ bench-routing: $(if $(ENVIRONMENTS),install-services) ## What choosing routes is
 bench-gateway: $(if $(ENVIRONMENTS),install-services) ## What tokens cost a router, behind Envoy and over its own API (ARGS=--help for options)
 	@$(BIN)/python -m benchmarks.gateway $(ARGS)
 
+.PHONY: bench-registry
+bench-registry: $(if $(ENVIRONMENTS),install-services) ## What lookups, publications and claims cost, beside bare handlers on the same etcd (ARGS=--help for options)
+	@$(BIN)/python -m benchmarks.registry $(ARGS)
+
 .PHONY: check
 check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code up to date, images and manifests, nothing private in any file
 	$(BIN)/ruff check
