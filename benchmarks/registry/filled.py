@@ -58,7 +58,7 @@ def fill(
     member = EtcdMember(name=name, client_port=ports.take(), peer_port=ports.take(), data=data / f"{name}.data")
     process = supervisor.start(etcd_spec(member, [member], ["--quota-backend-bytes", _ROOM]))
     supervisor.wait_until(name, partial(http_ready, f"http://{member.endpoint}/health"), _START_S)
-    asyncio.run(_fill(member.endpoint, pointer_count, traced))
+    asyncio.run(write(member.endpoint, pointer_count, traced=traced))
     return Filled(member.endpoint, process.pid, pointer_count, traced)
 
 
@@ -75,8 +75,8 @@ def size_of(filled: Filled) -> Size:
     )
 
 
-async def _fill(endpoint: str, count: int, traced: bool) -> None:
-    """Writes as registries do, under leases that outlast the measurement."""
+async def write(endpoint: str, count: int, *, traced: bool = False) -> None:
+    """Writes pointers as registries do, under leases that outlast the measurement."""
     starts = iter(range(0, count, MAX_KEYS_PER_LEASE))
     async with EtcdClient(EtcdOptions(endpoints=(endpoint,), attempt_s=_CALL_S, total_s=_CALL_S)) as client:
         keys = Keys(CLUSTER)
