@@ -109,6 +109,13 @@ async def test_a_server_that_does_not_answer_keeps_its_models(context: zmq.async
         assert seen.server.models == ("model-1",)
 
 
+async def test_a_server_that_is_gone_is_said_to_be_in_words(context: zmq.asyncio.Context) -> None:
+    async with FakeVllmHttp() as http:
+        url = http.url
+    async with probing(context, url, 1) as seen:
+        await seen.becomes(lambda facts: facts.problem == "the server does not answer: nobody listens at its address")
+
+
 async def test_a_server_that_is_late_is_healthy_until_it_is_late_three_times_in_a_row(
     context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -433,6 +433,15 @@ def hang() -> Step:
     return step
 
 
+def late(seconds: float) -> Step:
+    """Answers as ever, after a while."""
+
+    async def step(request: web.Request, leg: Leg) -> None:
+        await asyncio.sleep(seconds)
+
+    return step
+
+
 def reset() -> Step:
     """Closes the connection without an answer."""
 

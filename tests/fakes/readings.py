@@ -26,6 +26,10 @@ class Readings:
         points = self.points(metric.name)
         return {tuple(str((p.attributes or {})[name]) for name in names): _value(p) for p in points}
 
+    def counted(self, metric: Metric) -> Points:
+        """Returns the same without what is 0."""
+        return {labels: value for labels, value in self.of(metric).items() if value}
+
     def points(self, name: str) -> list[Any]:
         """Returns the points of a metric; none if nothing was counted."""
         data = self._reader.get_metrics_data()

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from random import Random
 from typing import Any, cast
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -12,12 +13,22 @@ from google.protobuf.message_factory import GetMessageClass
 
 from backhaul_common.errors import BackhaulError
 from backhaul_common.status import to_status
-from tests.fuzz.inputs import Source, lists_of, made_of, messages_of, one_of
+from tests.fuzz.inputs import Source, edited, lists_of, messages_of, one_of, samples_of
 from tests.fuzz.running import run
 from tests.fuzz.target import Target
 
 _MOST_ANSWERS = 20
-Call = tuple[str, list[bytes]]
+_METADATA = {
+    "authorization": b"Bearer key",
+    "x-request-id": b"id-1",
+    "x-session-id": b"session-1",
+    "x-backhaul-reuse": b"off",
+    "traceparent": b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    "tracestate": b"a=1,b=2",
+}
+
+Metadata = dict[str, str]
+Call = tuple[str, list[bytes], Metadata]
 
 
 class _EnoughError(Exception):
@@ -75,7 +86,18 @@ def target_of(
 
 
 def _calls(method: str, samples: Sequence[Message]) -> Source[Call]:
-    return made_of(lists_of(messages_of(*samples), least=1, most=3), lambda messages: (method, messages))
+    messages = lists_of(messages_of(*samples), least=1, most=3)
+    return lambda chance: (method, messages(chance), _metadata(chance))
+
+
+def _metadata(chance: Random) -> Metadata:
+    """Returns what a caller says beside its messages: of such names, what gRPC lets through."""
+    names = chance.sample(sorted(_METADATA), chance.randrange(4))
+    return {name: _printable(edited(samples_of(_METADATA[name]))(chance)) for name in names}
+
+
+def _printable(data: bytes) -> str:
+    return "".join(map(chr, filter(range(32, 127).__contains__, data)))
 
 
 async def _accepts(service: ServiceDescriptor, made: Callable[[], object], call: Call) -> bool:
@@ -86,7 +108,7 @@ async def _accepts(service: ServiceDescriptor, made: Callable[[], object], call:
     except DecodeError:
         # gRPC answers that.
         return False
-    handler, context = getattr(made(), method.name), CallContext()
+    handler, context = getattr(made(), method.name), CallContext(call[2])
     try:
         answer = handler(_stream(messages) if method.client_streaming else messages[0], context)
         if inspect.isasyncgen(answer):

@@ -8,7 +8,7 @@ from pathlib import Path
 from google.protobuf.descriptor import FileDescriptor
 
 ROOT = Path(__file__).parents[2]
-_FOLDERS = ("services/*/src", "services/node-agent/connector/src", "deploy/replay/src")
+_FOLDERS = ("services/*/src", "services/node-agent/connector/src", "clients/*/src", "deploy/replay/src")
 
 _TAKE_APART = ("json.decode", "json.Decoder", "msgpack.decode", "msgpack.Decoder", "msgspec.convert")
 _ALSO = (

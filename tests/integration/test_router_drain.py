@@ -7,10 +7,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import aiohttp
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -31,8 +32,8 @@ async def stack() -> AsyncIterator[RouterStack]:
 
 
 @contextlib.asynccontextmanager
-async def stopping(stack: RouterStack, **config: float) -> AsyncIterator[Running]:
-    """A second router that stops while the block inside runs."""
+async def stopping(stack: RouterStack, **config: float) -> AsyncIterator[tuple[Running, Callable[[], None]]]:
+    """A second router, and what has it stop; leaving waits for its end."""
     go, known = asyncio.Event(), asyncio.Event()
     routers: list[Running] = []
 
@@ -45,15 +46,18 @@ async def stopping(stack: RouterStack, **config: float) -> AsyncIterator[Running
 
     task = asyncio.create_task(run())
     await known.wait()
-    go.set()
-    await asyncio.sleep(0)
-    yield routers[0]
-    await task
+    try:
+        yield routers[0], go.set
+    finally:
+        go.set()
+        await task
 
 
 async def test_while_it_waits_it_is_not_ready_and_still_takes_turns(stack: RouterStack) -> None:
-    async with stopping(stack, lame_duck_s=3.0, grace_s=5.0) as router:
+    async with stopping(stack, lame_duck_s=3.0, grace_s=5.0) as (router, stop):
         url = f"http://127.0.0.1:{router.http_port}"
+        stop()
+        await asyncio.sleep(0)
         async with stack.client.get(f"{url}/ready") as response:
             assert (response.status, (await response.json())["reason"]) == (503, "stopping")
             assert response.headers["connection"] == "close"
@@ -71,12 +75,13 @@ async def test_while_it_waits_it_is_not_ready_and_still_takes_turns(stack: Route
 
 async def test_then_it_takes_no_connections_and_finishes_what_runs(stack: RouterStack) -> None:
     stack.decode.chunk_gate = asyncio.Event()
-    async with stopping(stack, lame_duck_s=0.3, grace_s=10.0) as router:
+    async with stopping(stack, lame_duck_s=0.3, grace_s=10.0) as (router, stop):
         url = f"http://127.0.0.1:{router.http_port}"
         async with open_channel(f"127.0.0.1:{router.grpc_port}") as channel:
             call = router_pb2_grpc.InferenceServiceStub(channel).ChatCompletions(grpc_request(stream=True), timeout=10)
             await call.read()
             response = await stack.client.post(f"{url}{CHAT}", json=chat_body("hi", stream=True))
+            stop()
             await eventually(lambda: _refuses(router.http_port))
             stack.decode.chunk_gate.set()
             assert (await response.read()).endswith(b"[DONE]\n\n")
@@ -86,12 +91,13 @@ async def test_then_it_takes_no_connections_and_finishes_what_runs(stack: Router
 async def test_a_connection_that_is_idle_when_it_stops_is_closed_at_once(stack: RouterStack) -> None:
     """Left open, it would take a request and never answer."""
     stack.decode.then(hang())
-    async with stopping(stack, lame_duck_s=0.5, grace_s=30.0) as router:
+    async with stopping(stack, lame_duck_s=0.5, grace_s=30.0) as (router, stop):
         reader, writer = await asyncio.open_connection("127.0.0.1", router.http_port)
         running = asyncio.create_task(
             stack.client.post(f"http://127.0.0.1:{router.http_port}{CHAT}", json=chat_body("hi"))
         )
         await eventually(lambda: bool(stack.decode.legs))
+        stop()
         assert await asyncio.wait_for(reader.read(), 10) == b""
         assert not running.done()
         writer.close()
@@ -101,11 +107,15 @@ async def test_a_connection_that_is_idle_when_it_stops_is_closed_at_once(stack: 
 
 
 async def test_watches_end_and_the_port_is_free_when_it_is_gone(stack: RouterStack) -> None:
-    async with stopping(stack, lame_duck_s=0.1, grace_s=5.0) as router:
-        async with open_channel(f"127.0.0.1:{router.grpc_port}") as channel:
-            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=5)
-            statuses = [reply.status async for reply in watch]
-        assert statuses[-1] == health_pb2.HealthCheckResponse.NOT_SERVING
+    async with (
+        stopping(stack, lame_duck_s=0.1, grace_s=5.0) as (router, stop),
+        open_channel(f"127.0.0.1:{router.grpc_port}") as channel,
+    ):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        stop()
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await watch.read() is grpc.aio.EOF
     async with router_for((stack.directory.address,), listen_http=f"127.0.0.1:{router.http_port}"):
         pass
 

@@ -74,6 +74,45 @@ async def test_turns_appear_as_they_end(browser: Browser) -> None:
         await window.until("document.querySelector('#welcome').hidden")
 
 
+async def test_the_last_half_hour_is_drawn_and_summed_up(browser: Browser) -> None:
+    console = cluster(3)
+    Traffic(console, 3).past(30)
+    async with watched(browser, console) as window:
+        await window.reads("#tiles .tile:has-text('Hit rate') b", "%")
+        await window.reads("#tiles .tile:has-text('Retained') b", "tokens")
+        await window.until("document.querySelector('#retained-chart path').getAttribute('d').length > 100")
+        await window.until("document.querySelector('#retained-chart path[fill=none]').getAttribute('d').length > 100")
+        drawn = "[...document.querySelectorAll('#turns-chart path')].map((path) => path.getAttribute('d').length > 100)"
+        # Three routes, and the hit rate.
+        assert await window.page.evaluate(drawn) == [True] * 4
+
+
+async def test_a_turn_that_ends_is_a_dot_in_the_lane_of_its_route(browser: Browser) -> None:
+    console = cluster(2)
+    async with watched(browser, console) as window:
+        await window.reads("#link", "live")
+        await window.until(f"({_PAINTED})[0] > 0")
+        empty, *others = await window.page.evaluate(_PAINTED)
+        assert others == [empty, empty]
+        for _ in range(5):
+            console.play(warm())
+        await window.until(f"({_PAINTED})[1] > {empty} + 20")
+        now = await window.page.evaluate(_PAINTED)
+        assert [now[0], now[2]] == [empty, empty]
+
+
+_PAINTED = """(() => {
+  const canvas = document.querySelector("#river"), ratio = canvas.width / canvas.clientWidth;
+  const left = Math.round(64 * ratio), lane = Math.floor((canvas.height - 16 * ratio) / 3);
+  return [0, 1, 2].map((index) => {
+    const width = canvas.width - left - Math.round(56 * ratio);
+    const { data } = canvas.getContext("2d").getImageData(left, lane * index, width, lane);
+    return data.filter((value, place) => place % 4 === 3 && value > 0).length;
+  });
+})()"""
+"""Pixels that are painted in each lane of the river: cold, warm, append."""
+
+
 async def test_a_cold_turn_says_why_and_what_to_do(browser: Browser) -> None:
     console = cluster(2)
     console.play(cold("lookup_timeout"))

@@ -104,7 +104,7 @@ def test_top_shows_each_node_once_per_look(backhaul: Run) -> None:
     loads = {load["node_id"]: load for load in looks[-1]}
     assert loads["decode-2"]["problem"]
     assert not loads["decode-1"]["problem"]
-    assert "prefill-1" in backhaul("top", "--count", "1").text
+    assert backhaul("top", "--count", "2", "--every-s", "0.2").text.count("prefill-1") == 2
 
 
 def test_the_shell_completes_nodes(backhaul: Run, faulty_stack: Stack) -> None:

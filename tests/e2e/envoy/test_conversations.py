@@ -112,7 +112,7 @@ def test_a_turn_that_has_no_engine_yet_is_refused_when_its_router_is_killed(stac
 def test_tokens_cost_no_router_any_time(stack: Stack, chat: Chat) -> None:
     def cost_s(tokens: int) -> float:
         before = process_s(stack.process("router-1").pid)
-        streams = [threading.Thread(target=_stream, args=(stack.gateway, tokens)) for _ in range(16)]
+        streams = [threading.Thread(target=_stream, args=(stack.gateway, tokens)) for _ in range(64)]
         for stream in streams:
             stream.start()
         for stream in streams:
@@ -122,8 +122,8 @@ def test_tokens_cost_no_router_any_time(stack: Stack, chat: Chat) -> None:
     cost_s(10)
     short, long = cost_s(10), cost_s(400)
 
-    # Through Python 16 x 390 tokens cost about half a second.
-    assert long - short < 0.25
+    # Through Python 64 x 390 tokens cost about a second.
+    assert long - short < 0.4
 
 
 def _stream(url: str, tokens: int) -> None:

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from backhaul_router.core.health.breakers import BreakerState
-from tests.fakes.engine import FakeEngine, bare_500, break_after, event_of, hang, refuse
+from tests.fakes.engine import FakeEngine, bare_500, break_after, event_of, hang, late, refuse
 from tests.fakes.envoy_process import both_in_pieces, envoy, in_pieces, limited_to, with_trailers
 from tests.fakes.eventually import eventually
 from tests.fakes.router_stack import CHAT, Got, RouterStack, chat_body, router_stack
@@ -450,3 +450,38 @@ async def test_short_streams_lose_nothing(tmp_path: Path) -> None:
 
     right = b"".join(map(event_of, found.stack.decode.text)) + b"data: [DONE]\n\n"
     assert [got.body for got in answers] == [right] * 40
+
+
+# Limits
+
+
+@pytest.mark.parametrize("change", REQUESTS)
+async def test_a_body_that_does_not_come_is_waited_for_as_long_as_the_gateway_says_and_a_prefill_leg_longer(
+    tmp_path: Path, change: Change
+) -> None:
+    def hasty(config: str) -> str:
+        return change(config).replace("          request_timeout: 60s\n", "          request_timeout: 1s\n")
+
+    async with front(tmp_path, hasty, receive_timeout_s=60.0) as found:
+
+        async def stalled() -> AsyncIterator[bytes]:
+            yield b'{"model": '
+            await asyncio.sleep(30)
+
+        assert (await found.send(stalled())).status == 408
+        found.stack.prefill.then(late(2.5))
+        assert (await found.chat("hi")).status == 200
+
+
+async def test_a_gateway_takes_as_many_connections_as_it_says(tmp_path: Path) -> None:
+    def few(config: str) -> str:
+        return config.replace("max_active_downstream_connections: 4096", "max_active_downstream_connections: 2")
+
+    async with front(tmp_path, few) as found:
+        host, port = found.url.removeprefix("http://").split(":")
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        (refused, _) = opened[2]
+        assert await asyncio.wait_for(refused.read(), 10) == b""
+        for _, writer in opened:
+            writer.close()
+            await writer.wait_closed()

@@ -107,6 +107,8 @@ def chat(stack: Stack, marks: Marks) -> Iterator[Chat]:
         "authorization": f"Bearer {marks.new('tenant key')}",
         "x-request-id": "id-of-the-client",
         "baggage": f"secret={marks.new('baggage')}",
+        "traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01",
+        "tracestate": marks.new("state of a trace"),
         "cookie": marks.new("cookie"),
         "x-something": marks.new("header"),
     }

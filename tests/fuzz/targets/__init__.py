@@ -4,6 +4,7 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets import (
     agent,
     callers,
+    clients,
     cluster,
     connector_frames,
     connector_params,
@@ -20,6 +21,7 @@ from tests.fuzz.targets import (
 _MODULES = (
     agent,
     callers,
+    clients,
     cluster,
     connector_frames,
     connector_params,

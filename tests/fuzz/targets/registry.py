@@ -41,7 +41,8 @@ class _NoWatch(Hub[Any]):
 
 
 def _index() -> IndexService:
-    return IndexService(PointerStore(FakeEtcd(), _KEYS, Records(_KEYS)), _NoWatch(), asyncio.Event(), ttl_s=30)
+    store = PointerStore(FakeEtcd(), _KEYS, Records(_KEYS))
+    return IndexService(store, _NoWatch(), asyncio.Event(), ttl_s=30, etcd_answers=lambda: True)
 
 
 def _nodes() -> NodeService:

@@ -54,6 +54,18 @@ async def test_turns_are_cold_and_warm_as_ever(authority: Authority) -> None:
         assert all(b"Hel" in one.body and b"[DONE]" in one.body for one in got)
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+async def test_a_turn_is_over_as_soon_as_its_client_has_all_of_it(authority: Authority, chunks: int) -> None:
+    async with secure_stack(authority) as stack:
+        stack.decode.chunk_gate = asyncio.Event() if chunks == 2 else None
+        async with stack.client.post(f"{stack.url}{CHAT}", json=chat_body("hi", stream=True)) as answer:
+            await answer.content.readany()
+            if stack.decode.chunk_gate:
+                stack.decode.chunk_gate.set()
+            await answer.read()
+        await eventually(lambda: stack.router.admission.turn_count == 0)
+
+
 async def test_the_grpc_api_takes_turns_too(authority: Authority) -> None:
     async with secure_stack(authority) as stack:
         address = f"127.0.0.1:{stack.router.grpc_port}"

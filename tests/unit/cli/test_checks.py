@@ -221,7 +221,7 @@ CASES = {
         ("registry-too-old", "note", "registry 10.0.0.1:7100", "too old", "Upgrade"),
     ),
     "a template that drops reasoning": (
-        cluster(templates=(probe(kind="with reasoning", following=(*PROMPT, 7, 8, 9)),)),
+        cluster(templates=(probe(kind="an answer with reasoning", following=(*PROMPT, 7, 8, 9)),)),
         ("template-drops-history", "warning", "model m", "drops what the answer thought", "keep reasoning"),
     ),
     "a template that changes answers": (

@@ -64,7 +64,7 @@ class Router:
 
 def found(template: Template) -> list[Finding]:
     probes, problems = probe_templates(cast(Services, Router(template)), ["m"])
-    assert [probe.kind for probe in probes][-1] == "with reasoning"
+    assert [probe.kind for probe in probes][-1] == "an answer with reasoning"
     return diagnose(cluster(templates=probes, template_problems=problems))
 
 

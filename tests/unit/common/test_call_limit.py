@@ -1,6 +1,7 @@
 """A server that runs as many calls as it may refuses the next one, and says why."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -8,9 +9,13 @@ from typing import Any, cast
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from backhaul.registry.v1 import registry_pb2 as registry
 from backhaul.registry.v1.registry_pb2_grpc import NodeServiceStub, add_NodeServiceServicer_to_server
+from backhaul.router.v1 import router_pb2 as router
+from backhaul.router.v1.router_pb2_grpc import add_InferenceServiceServicer_to_server
+from backhaul_common import call_limit
 from backhaul_common.errors import BackhaulError, ResourceExhaustedError
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_common.grpc_server import GrpcServer
@@ -33,9 +38,22 @@ class Nodes(Partial):
             self.running -= 1
         return registry.ListNodesResponse()
 
+    async def JoinNode(self, requests: Any, context: Any) -> None:
+        await context.read()
+
     async def WatchNodes(self, request: Any, context: Any) -> AsyncIterator[registry.WatchNodesResponse]:
         yield registry.WatchNodesResponse(revision=1)
         await asyncio.Event().wait()
+
+
+class Inference(Partial):
+    """Methods that have spans."""
+
+    async def ListModels(self, request: Any, context: Any) -> router.ListModelsResponse:
+        return router.ListModelsResponse()
+
+    async def ChatCompletions(self, request: Any, context: Any) -> AsyncIterator[router.ChatCompletionsResponse]:
+        yield router.ChatCompletionsResponse()
 
 
 @asynccontextmanager
@@ -43,6 +61,7 @@ async def serving(max_calls: int) -> AsyncIterator[tuple[Nodes, grpc.aio.Channel
     nodes = Nodes()
     server = GrpcServer(address="127.0.0.1:0", service_names=(), max_calls=max_calls)
     add_NodeServiceServicer_to_server(cast(Any, nodes), server.server)
+    add_InferenceServiceServicer_to_server(cast(Any, Inference()), server.server)
     async with server, open_channel(f"127.0.0.1:{server.port}") as channel:
         yield nodes, channel
 
@@ -138,3 +157,56 @@ async def test_health_is_answered_when_nothing_else_is() -> None:
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
         nodes.go.set()
         assert await running is None
+
+
+NODES, INFERENCE = "/backhaul.registry.v1.NodeService", "/backhaul.router.v1.InferenceService"
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        (f"{NODES}/ListNodes", "calls"),
+        (f"{INFERENCE}/ListModels", "calls"),
+        (f"{NODES}/WatchNodes", "streams"),
+        (f"{NODES}/JoinNode", "streams"),
+        (f"{INFERENCE}/ChatCompletions", "streams"),
+        ("/grpc.health.v1.Health/Check", "checks"),
+        ("/grpc.health.v1.Health/Watch", "watches"),
+        ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "watches"),
+    ],
+)
+async def test_a_method_of_any_kind_is_refused_before_its_request_has_come(
+    method: str, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(call_limit, "MAX_CHECKS", 2)
+    monkeypatch.setattr(call_limit, "MAX_WATCHES", 2)
+    async with serving(2) as (_, channel):
+        calls: list[Any] = [channel.stream_stream(method)(timeout=20) for _ in range(3)]
+        reads = [asyncio.create_task(call.read()) for call in calls]
+        [refused], _ = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+        error = to_error(cast(Any, refused.exception()))
+        assert (type(error), error.reason, error.metadata) == (ResourceExhaustedError, "TOO_MANY_CALLS", {"limit": "2"})
+        assert f"2 {kind}" in error.message
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(reads)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_watches_of_health_and_reflection_have_a_limit_of_their_own_and_shut_nothing_else_out() -> None:
+    async with serving(2) as (nodes, channel):
+        nodes.go.set()
+        health = health_pb2_grpc.HealthStub(channel)
+        watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(call_limit.MAX_WATCHES)]
+        await asyncio.gather(*(watch.read() for watch in watches))
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        for more in (health.Watch(health_pb2.HealthCheckRequest()), reflection):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await more.read()
+            assert to_error(caught.value).reason == "TOO_MANY_CALLS"
+        await health.Check(health_pb2.HealthCheckRequest(), timeout=10)
+        assert await list_nodes(channel) is None
+        stream = NodeServiceStub(channel).WatchNodes(registry.WatchNodesRequest())
+        assert isinstance(await stream.read(), registry.WatchNodesResponse)
+        for watch in (*watches, stream):
+            watch.cancel()

@@ -1,5 +1,6 @@
 """The endpoint where Prometheus reads: what it shows, over what, and to whom."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from opentelemetry import metrics
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from backhaul_common import exposition
 from backhaul_common.errors import UnavailableError
 from backhaul_common.exposition import MetricsEndpoint, configure_metrics, meter_provider
 from backhaul_common.metering import Counter, Histogram, Kind, Metric, one_of
@@ -70,6 +72,18 @@ async def test_there_is_nothing_else_on_it(no_leaks: None) -> None:
     async with endpoint(CollectorRegistry()) as url:
         assert (await get(url.removesuffix("/metrics")))[0] == 404
         assert (await get(url.removesuffix("/metrics") + "/v1/models"))[0] == 404
+
+
+async def test_who_opens_many_connections_keeps_no_scraper_out(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "MAX_CONNECTIONS", 3)
+    async with endpoint(CollectorRegistry()) as url:
+        port = int(url.split(":")[2].partition("/")[0])
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        assert (await get(url))[0] == 200
+        for reader, _ in opened[:5]:
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        for _, writer in opened:
+            writer.close()
 
 
 async def test_over_tls_whoever_has_a_certificate_of_the_services_reads_and_nobody_else(

@@ -24,6 +24,7 @@ from backhaul.router.v1.router_pb2_grpc import (
     add_InferenceServiceServicer_to_server,
 )
 from backhaul_common import errors
+from backhaul_common.attributes import RPC_GRPC_STATUS_CODE
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_common.grpc_server import GrpcServer
 from backhaul_common.health import LIVENESS
@@ -133,6 +134,26 @@ async def test_an_unknown_exception_is_told_to_no_span(spans: InMemorySpanExport
     finished = spans.get_finished_spans()
     assert {span.kind for span in finished} == {trace.SpanKind.SERVER, trace.SpanKind.CLIENT}
     assert [span.name for span in finished if "hunter2" in span.to_json()] == []
+
+
+async def test_the_words_of_an_error_are_told_to_the_caller_and_to_no_servers_span(spans: InMemorySpanExporter) -> None:
+    error = errors.UnavailableError("ENGINE_FAILED", "no room for hunter2")
+    async with serving(raising(error), Inference(1, error)) as (_, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as whole:
+            await list_nodes(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as streamed:
+            await _read(InferenceServiceStub(channel).ChatCompletions(router.ChatCompletionsRequest(), timeout=5))
+    for failed in (whole.value, streamed.value):
+        assert (failed.code(), failed.details()) == (grpc.StatusCode.UNAVAILABLE, "no room for hunter2")
+    servers = [span for span in spans.get_finished_spans() if span.kind is trace.SpanKind.SERVER]
+    assert [span.attributes and span.attributes[RPC_GRPC_STATUS_CODE] for span in servers] == [14, 14]
+    assert [span.status.is_ok for span in servers] == [False, False]
+    assert [span.name for span in servers if "hunter2" in span.to_json()] == []
+
+
+async def _read(call: Any) -> None:
+    async for _ in call:
+        pass
 
 
 async def test_of_what_a_caller_sends_only_its_trace_goes_further(spans: InMemorySpanExporter) -> None:

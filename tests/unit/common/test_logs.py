@@ -6,9 +6,11 @@ from collections.abc import Iterator
 import pytest
 import structlog
 from opentelemetry import trace
+from opentelemetry.propagate import extract
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from backhaul_common.logs import configure_logging, step_level
+from backhaul_common.trace_context import context_from
 
 
 @pytest.fixture
@@ -57,6 +59,13 @@ def test_libraries_and_exceptions_come_in_the_same_form(stream: io.StringIO) -> 
     assert (first["event"], first["level"], first["service"]) == ("odd thing", "warning", "sample")
     assert "ValueError" in json.dumps(second["exception"])
     assert "words" not in stream.getvalue()
+
+
+def test_what_callers_send_beside_their_trace_is_repeated_in_no_line(stream: io.StringIO) -> None:
+    configure_logging("debug", "sample", stream)
+    context_from({"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "hunter2"})
+    extract({"baggage": "hunter2"})
+    assert "hunter2" not in stream.getvalue()
 
 
 def test_a_terminal_gets_text(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:

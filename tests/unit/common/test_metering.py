@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backhaul_common.metering import (
+    MOST_FROM_THE_START,
     MOST_NAMES,
     OTHER,
     Counter,
@@ -37,7 +38,30 @@ def test_counts_add_up_by_what_the_labels_say(read: Readings) -> None:
     counter = Counter(counted)
     for labels in (("cold", "ok"), ("cold", "ok"), ("warm", "failed")):
         counter.add(1, *labels)
-    assert read.of(counted) == {("cold", "ok"): 2, ("warm", "failed"): 1}
+    assert read.counted(counted) == {("cold", "ok"): 2, ("warm", "failed"): 1}
+
+
+def counted_before(counted: Metric, read: Readings) -> list[tuple[dict[str, Any], float]]:
+    return [(dict(point.attributes), point.value) for point in read.points(counted.name)]
+
+
+def test_a_counter_says_0_until_it_counts_as_prometheus_sees_no_increase_from_nothing_to_1(read: Readings) -> None:
+    counter = Counter(plain := metric())
+    Counter(labelled := metric(ROUTE, name="some.labelled"))
+    observe(observed := metric(ROUTE, name="some.observed"), dict)
+    assert counted_before(plain, read) == [({}, 0)]
+    for one in (labelled, observed):
+        assert counted_before(one, read) == [({"route": "cold"}, 0), ({"route": "warm"}, 0)]
+    counter.add(1)
+    assert counted_before(plain, read) == [({}, 1)]
+
+
+@pytest.mark.parametrize("labels", [(ROUTE, MODEL), (one_of("reason", map(str, range(MOST_FROM_THE_START + 1))),)])
+def test_a_counter_of_many_series_or_unknown_ones_says_nothing_until_it_counts(
+    read: Readings, labels: tuple[Label, ...]
+) -> None:
+    Counter(many := metric(*labels))
+    assert read.points(many.name) == []
 
 
 def test_levels_rise_and_fall(read: Readings) -> None:
@@ -62,7 +86,7 @@ def test_what_is_observed_is_read_anew_each_time(read: Readings, kind: Kind) -> 
         return now
 
     observe(observed, values)
-    assert read.of(observed) == {("cold",): 1}
+    assert read.counted(observed) == {("cold",): 1}
     now[("warm",)] = 5
     now[("chosen by a peer",)] = 7
     assert read.of(observed) == {("cold",): 1, ("warm",): 5, (OTHER,): 7}

@@ -33,7 +33,7 @@ async def test_claims_are_counted_by_what_came_of_them(read: Readings) -> None:
     for request in (replace(REQUEST, request_id="request-2"), replace(REQUEST, request_id="request-3", set_id="gone")):
         with pytest.raises(BackhaulError):
             await stage.agent.claim(request)
-    assert read.of(instruments.CLAIMS) == {("granted",): 1, ("set_claimed",): 1, ("set_unknown",): 1}
+    assert read.counted(instruments.CLAIMS) == {("granted",): 1, ("set_claimed",): 1, ("set_unknown",): 1}
 
 
 async def test_a_set_is_timed_until_its_pointers_are_durable_and_only_once(read: Readings) -> None:
@@ -54,6 +54,14 @@ async def test_renewals_and_what_engines_confirm_are_counted(read: Readings) -> 
     stage.agent.hear(ev.DeadlinesConfirmed(1, "engine-1", {"set-2": now + 100, "other": 1.0}))
     assert read.of(instruments.RENEWALS) == {(): 1}
     assert read.of(instruments.CONFIRMED) == {(): 2}
+
+
+def test_how_much_is_free_is_not_said_until_an_engine_says_it(read: Readings) -> None:
+    table = standing()
+    observe_owner(table.owner, FakeClock(), ready=lambda: True, foreign=lambda: 0)
+    assert (read.of(instruments.BLOCKS), read.of(instruments.FREE_BLOCKS)) == ({(): 1000}, {})
+    table.memory(free_count=0)
+    assert read.of(instruments.FREE_BLOCKS) == {(): 0}
 
 
 def test_what_is_held_is_read_of_the_owner(read: Readings) -> None:
@@ -104,8 +112,8 @@ def test_releases_and_ends_are_read_of_the_owner(read: Readings) -> None:
     table.report("b")
     table.release("a")
     table.free("a", "b")
-    assert read.of(instruments.RELEASES) == {("asked",): 1}
-    assert read.of(instruments.ENDS) == {("released",): 1, ("freed",): 1}
+    assert read.counted(instruments.RELEASES) == {("asked",): 1}
+    assert read.counted(instruments.ENDS) == {("released",): 1, ("freed",): 1}
 
 
 def _drain(table: OwnerTable) -> None:

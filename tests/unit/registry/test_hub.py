@@ -95,7 +95,7 @@ async def test_a_client_that_does_not_read_is_ended_and_others_are_not(hub: Hub[
 
 async def test_a_client_resumes_over_an_outage_with_the_difference(hub: Hub[str], etcd: FakeEtcd) -> None:
     await put(etcd, "a")
-    seen = hub.quiet
+    seen = hub.quiet()
     client = await hub.subscribe(0, 0)
     etcd.break_watches(UnavailableError("ETCD_UNAVAILABLE", "away"))
     await settle()
@@ -109,6 +109,59 @@ async def test_a_client_resumes_over_an_outage_with_the_difference(hub: Hub[str]
     assert [set(missed.upserts) for missed in (await hub.subscribe(seen.revision, seen.digest)).opening.missed] == [
         {"/p/b"}
     ]
+
+
+async def away(etcd: FakeEtcd) -> None:
+    etcd.break_watches(UnavailableError("ETCD_UNAVAILABLE", "away"))
+    await settle()
+
+
+async def test_nobody_is_told_that_all_is_quiet_while_etcd_is_away(hub: Hub[str], etcd: FakeEtcd) -> None:
+    await put(etcd, "a")
+    seen = hub.quiet()
+    assert hub.following
+    await away(etcd)
+    assert not hub.following
+    with pytest.raises(UnavailableError, match="ETCD_UNAVAILABLE"):
+        hub.quiet()
+    etcd.mend()
+    await etcd.clock.advance(10)
+    assert hub.following
+    assert hub.quiet() == seen
+
+
+async def test_a_client_that_comes_back_while_etcd_is_away_waits_for_news(hub: Hub[str], etcd: FakeEtcd) -> None:
+    await put(etcd, "a")
+    seen = hub.quiet()
+    await away(etcd)
+    coming = asyncio.create_task(hub.subscribe(seen.revision, seen.digest))
+    await settle()
+    assert not coming.done()
+    etcd.mend()
+    await put(etcd, "b")
+    await etcd.clock.advance(10)
+    assert [set(missed.upserts) for missed in (await coming).opening.missed] == [{"/p/b"}]
+
+
+async def test_a_client_that_comes_back_is_refused_when_etcd_stays_away(
+    hub: Hub[str], etcd: FakeEtcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backhaul_registry.hub.LISTING_S", 0.001)
+    seen = hub.quiet()
+    await away(etcd)
+    with pytest.raises(UnavailableError, match="ETCD_UNAVAILABLE"):
+        await hub.subscribe(seen.revision, seen.digest)
+
+
+async def test_a_client_that_knows_nothing_is_told_what_there_was_last_and_ended_while_etcd_is_away(
+    hub: Hub[str], etcd: FakeEtcd
+) -> None:
+    await put(etcd, "a")
+    await away(etcd)
+    client = await hub.subscribe(0, 0)
+    assert client.opening.snapshot == {"/p/a": "v"}
+    with pytest.raises(UnavailableError, match="ETCD_UNAVAILABLE"):
+        await client.next(5)
 
 
 async def test_another_history_ends_all_clients(hub: Hub[str], etcd: FakeEtcd) -> None:
@@ -160,14 +213,14 @@ async def test_a_hub_on_demand_follows_only_while_somebody_watches(lazy: Hub[str
             assert client.opening.snapshot == {"/p/a": "v"}
             lazy.unsubscribe(client)
         await settle()
-        assert (lazy.following, lazy.quiet.revision) == (False, 0)
+        assert (lazy.following, lazy.items) == (False, {})
         assert etcd.calls.count("watch") == turn + 1
 
 
 async def test_a_client_does_not_wait_for_ever_for_an_etcd_that_is_away(
     etcd: FakeEtcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backhaul_registry.hub.FIRST_LISTING_S", 0.001)
+    monkeypatch.setattr("backhaul_registry.hub.LISTING_S", 0.001)
     etcd.break_watches(UnavailableError("ETCD_UNAVAILABLE", "away"))
     hub: Hub[str] = Hub(etcd, b"/p/", read, FakeClock(), always=True)
     with pytest.raises(UnavailableError, match="ETCD_UNAVAILABLE"):

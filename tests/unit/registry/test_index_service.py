@@ -1,13 +1,13 @@
-"""How a publish stream ends, where timing decides."""
+"""How a publish stream or a search ends, where timing decides."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
 from backhaul.registry.v1 import registry_pb2 as pb
-from backhaul_common.errors import DeadlineExceededError
+from backhaul_common.errors import BackhaulError, DeadlineExceededError, UnavailableError
 from backhaul_registry import convert
 from backhaul_registry.etcd_store import PointerStore
 from backhaul_registry.hub import Hub
@@ -53,9 +53,13 @@ def etcd() -> FakeEtcd:
 @pytest.fixture
 def service(etcd: FakeEtcd, monkeypatch: pytest.MonkeyPatch) -> IndexService:
     monkeypatch.setattr("backhaul_registry.index_service._CANCELLATION_S", 0.01)
+    return service_on(etcd, answers=True)
+
+
+def service_on(etcd: FakeEtcd, *, answers: bool) -> IndexService:
     records = Records(KEYS)
     hub: Hub[Any] = Hub(etcd, KEYS.index, records.read_pointer, etcd.clock, always=False)
-    return IndexService(PointerStore(etcd, KEYS, records), hub, asyncio.Event(), ttl_s=30)
+    return IndexService(PointerStore(etcd, KEYS, records), hub, asyncio.Event(), ttl_s=30, etcd_answers=lambda: answers)
 
 
 async def pointer_count(etcd: FakeEtcd) -> int:
@@ -108,3 +112,34 @@ async def test_a_batch_asks_etcd_once_for_each_100_pointers(
     assert etcd.calls == ["txn"] * transactions
     await stream.take(2, (), [pointer.id for pointer in pointers])
     assert etcd.calls == ["txn"] * 2 * transactions
+
+
+class Passing(Context):
+    """A call whose time passes: this is left of it whenever it is looked at."""
+
+    def __init__(self, *left_s: float | None) -> None:
+        super().__init__()
+        self._left_s = iter(left_s)
+
+    def time_remaining(self) -> float | None:
+        return next(self._left_s)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "answers", "error"),
+    [
+        pytest.param((0.05, 0.005), True, DeadlineExceededError, id="all of the caller's time"),
+        pytest.param((0.05, 0.005), False, UnavailableError, id="nobody has an answer"),
+        pytest.param((0.05, 0.04), True, UnavailableError, id="refused at once"),
+        pytest.param((30.0, 28.0), True, UnavailableError, id="all that a search may take"),
+        pytest.param((None, None), True, UnavailableError, id="no deadline"),
+    ],
+)
+async def test_a_search_is_late_only_when_etcd_answers_and_the_caller_had_too_little_time(
+    etcd: FakeEtcd, left_s: Sequence[float | None], answers: bool, error: type[BackhaulError]
+) -> None:
+    etcd.failure = UnavailableError("ETCD_UNAVAILABLE", "no answer in time")
+    with pytest.raises(error):
+        await service_on(etcd, answers=answers).FindBlockSets(
+            pb.FindBlockSetsRequest(scope="scope", keys=["k1"]), Passing(*left_s)
+        )

@@ -110,13 +110,17 @@ async def test_watches_and_the_nodes_that_have_joined_are_read(read: Readings) -
         assert read.of(instruments.WATCH_FOLLOWS) == {("nodes",): 1, ("pointers",): 0}
         assert read.of(instruments.NODES) == {("ready",): 2, ("not_ready",): 1, ("draining",): 0}
         assert read.of(instruments.WATCH_BREAKS) == {("nodes",): 0, ("pointers",): 0}
+        etcd.break_watches(UnavailableError("ETCD_UNAVAILABLE", "away"))
+        await settle()
+        assert read.of(instruments.WATCH_FOLLOWS) == {("nodes",): 0, ("pointers",): 0}
+        assert read.of(instruments.WATCH_BREAKS) == {("nodes",): 1, ("pointers",): 0}
 
 
 async def test_lookups_and_pointers_are_counted(read: Readings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backhaul_registry.index_service._CANCELLATION_S", 0.01)
     etcd = FakeEtcd()
     hub: Hub[Pointer] = Hub(etcd, KEYS.index, RECORDS.read_pointer, FakeClock(), always=False)
-    service = IndexService(PointerStore(etcd, KEYS, RECORDS), hub, asyncio.Event(), ttl_s=30)
+    service = IndexService(PointerStore(etcd, KEYS, RECORDS), hub, asyncio.Event(), ttl_s=30, etcd_answers=lambda: True)
     over = asyncio.Event()
 
     async def lasting() -> AsyncIterator[pb.PublishBlockSetsRequest]:

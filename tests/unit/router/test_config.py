@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_used_ends_the_process_with_an_error(flag: str, tm
 def test_fewer_open_files_allow_fewer_connections_and_turns(files: int) -> None:
     config = Config(registry=("a:1",))
     afforded = config.within(files)
-    needed = afforded.max_connections + afforded.max_connections // 4 + 3 * afforded.max_turns
+    needed = 2 * afforded.max_connections + afforded.max_connections // 4 + 3 * afforded.max_turns
     assert 1 <= afforded.max_turns < afforded.max_connections < config.max_connections
     assert 44 <= files - needed <= max(56, files // 3)
 

@@ -196,6 +196,12 @@ def test_a_name_leads_nowhere_for_another_tenant_or_after_a_restart() -> None:
     assert keeper_of(name, "blue", [node("a", "e3")]) is None
 
 
+@pytest.mark.parametrize("nonce", ["?stream=true&" + "0" * 19, "0" * 31 + "/", "A" * 32, "0" * 31])
+def test_a_name_that_an_engine_would_read_as_something_else_leads_nowhere(nonce: str) -> None:
+    known = node("a", "e1")
+    assert keeper_of(response_id_of(known, "", nonce), "", [known]) is None
+
+
 @pytest.mark.parametrize("name", ["", "resp_", "resp_" + "0" * 64, "x" * 10_000, "resp_\udcff" * 20])
 def test_made_up_names_lead_nowhere(name: str) -> None:
     assert keeper_of(name, "", [node("a", "e1"), node("b")]) is None

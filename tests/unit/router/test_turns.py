@@ -757,3 +757,11 @@ async def test_a_client_that_leaves_while_decode_streams_ends_the_leg() -> None:
     assert len(bench.engines.decodes) == 1
     assert bench.engines.open_decodes == 0
     assert bench.live.load.total == 0
+
+
+async def test_of_a_model_with_an_endless_name_as_much_is_noted_as_people_can_read() -> None:
+    bench = Bench(nodes=())
+    with pytest.raises(ApiError):
+        await bench.chat("a", model="m" * 100_000)
+    (entry,) = bench.journal.since(0, most=1)
+    assert len(entry.model) < 300

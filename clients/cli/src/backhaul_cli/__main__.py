@@ -49,6 +49,11 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(Exit.INTERRUPTED)
+    except OSError as error:
+        # Standard output is full or gone. What is left in its buffer would fail once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        click.echo(f"Error: cannot write: {error.strerror}", err=True)
+        sys.exit(Exit.FAILED)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from backhaul_cli.output import plain
 from backhaul_common.errors import (
     BackhaulError,
     DeadlineExceededError,
+    InvalidArgumentError,
     NotFoundError,
     PermissionDeniedError,
     UnauthenticatedError,
@@ -53,4 +54,5 @@ class CommandError(click.ClickException):
 
 def failed(error: BackhaulError) -> CommandError:
     """Returns what ends a command when a service said no."""
-    return CommandError(str(error), _EXITS.get(type(error), Exit.FAILED))
+    wrong_files = isinstance(error, InvalidArgumentError) and error.reason == "TLS_FILES"
+    return CommandError(str(error), Exit.USAGE if wrong_files else _EXITS.get(type(error), Exit.FAILED))

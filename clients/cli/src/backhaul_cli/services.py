@@ -88,7 +88,7 @@ class Services:
         problem: BackhaulError | None = None
         for address in self._settings.registries:
             try:
-                return asked(partial(call, self.registry(address)))
+                return _asked_of("registry", f"{address} (--registry)", partial(call, self.registry(address)))
             except UnavailableError as error:
                 problem = problem or error
         where = ", ".join(self._settings.registries)
@@ -139,9 +139,17 @@ class Services:
 
     # --- the router
 
-    def router(self) -> grpc.Channel:
-        """Returns the channel to the router."""
-        return self._channel(self._settings.router_grpc, self._settings.router_name)
+    def at_the_router(self, call: Callable[[grpc.Channel], A]) -> A:
+        """Makes a gRPC call at the router."""
+        address = self._settings.router_grpc
+        channel = self._channel(address, self._settings.router_name)
+        try:
+            return _asked_of("router", f"{address} (--router-grpc)", partial(call, channel))
+        except UnavailableError as error:
+            if error.reason != "UNAVAILABLE":
+                raise
+            message = f"no router answers at {address} (--router-grpc): {error.message}"
+            raise UnavailableError("ROUTER_UNAVAILABLE", message) from error
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -155,15 +163,18 @@ class Services:
         request = urllib.request.Request(self._settings.router + path, data=data, headers=headers)
         try:
             with self._opener().open(request, timeout=self._settings.timeout_s) as response:
-                return response.status, json.loads(response.read(_MAX_BODY_BYTES))
+                return response.status, document_in(response.read(_MAX_BODY_BYTES))
         except urllib.error.HTTPError as error:
-            return error.code, _document(error.read(_MAX_BODY_BYTES))
-        except (OSError, HTTPException, ValueError) as error:
+            return error.code, document_in(error.read(_MAX_BODY_BYTES))
+        except HTTPException as error:
+            message = f"what answers at {self._settings.router} does not speak HTTP (--router)"
+            raise UnavailableError("ROUTER_UNAVAILABLE", message) from error
+        except (OSError, ValueError) as error:
             raise UnavailableError("ROUTER_UNAVAILABLE", f"{self._settings.router} does not answer: {error}") from error
 
     def _opener(self) -> urllib.request.OpenerDirector:
         # A company's proxy is not on the way to services.
-        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirection()]
         if self._material is not None:
             handlers.append(urllib.request.HTTPSHandler(context=_context(self._material)))
         return urllib.request.build_opener(*handlers)
@@ -193,6 +204,15 @@ def asked(call: Callable[[], A]) -> A:
         raise InternalError("CALL_FAILED", str(error)) from error
 
 
+def _asked_of(what: str, where: str, call: Callable[[], A]) -> A:
+    try:
+        return asked(call)
+    except InternalError as error:
+        if error.reason == "UNIMPLEMENTED":
+            raise InternalError("WRONG_SERVICE", f"what answers at {where} is no {what}, or an older one") from error
+        raise
+
+
 def refused(error: BackhaulError) -> bool:
     """Tells whether a service is there, and does not let this caller in."""
     return isinstance(error, PermissionDeniedError | UnauthenticatedError)
@@ -204,14 +224,22 @@ def all_at_once(call: Callable[[A], B], items: list[A]) -> Iterator[B]:
         yield from pool.map(call, items)
 
 
+class _NoRedirection(urllib.request.HTTPRedirectHandler):
+    """Follows nobody elsewhere: the tenant's key would go along."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Has the redirection be the answer."""
+
+
 def _context(material: Material) -> ssl.SSLContext:
     context = ssl.create_default_context(cadata=material.ca.decode("ascii") or None)
     show(context, material)
     return context
 
 
-def _document(body: bytes) -> Any:
+def document_in(body: bytes) -> Any:
+    """Returns the JSON of an answer; an empty object in place of anything else."""
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}

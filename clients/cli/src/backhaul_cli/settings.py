@@ -1,5 +1,6 @@
 """Where the services are, and what they are shown: options that every command takes."""
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,17 @@ class Settings:
     """Tenant's key or token; empty: none."""
     timeout_s: float
     as_json: bool
+
+
+class Seconds(click.FloatRange):
+    """A time: a number, and none that is infinite or not a number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Refuses what is none."""
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return found
 
 
 def _addresses(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -128,7 +140,7 @@ _OPTIONS = (
         "--timeout-s",
         default=5.0,
         show_default=True,
-        type=click.FloatRange(min=0.1, max=600),
+        type=Seconds(min=0.1, max=600),
         help="Longest wait for one answer.",
         **_variable("TIMEOUT_S"),
     ),

@@ -37,10 +37,10 @@ def _probes(services: Services, model: str) -> list[TemplateProbe]:
     # Some templates write the first tag themselves, as the end of the prompt: then every answer begins with reasoning.
     if "<think>" in _words(services, model, prompt[-_SHOWN_TOKENS:]):
         written = thought.removeprefix("<think>\n")
-        return [_probe(services, model, prompt, "with reasoning", written=written, said=thought)]
+        return [_probe(services, model, prompt, "an answer with reasoning", written=written, said=thought)]
     return [
-        _probe(services, model, prompt, "plain", written=_ANSWER, said=_ANSWER),
-        _probe(services, model, prompt, "with reasoning", written=thought, said=thought),
+        _probe(services, model, prompt, "a plain answer", written=_ANSWER, said=_ANSWER),
+        _probe(services, model, prompt, "an answer with reasoning", written=thought, said=thought),
     ]
 
 

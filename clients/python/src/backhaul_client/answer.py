@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from backhaul.router.v1 import router_pb2
-from backhaul_client.errors import error_from
+from backhaul_client.errors import EngineFailedError, error_from
 
 _DONE = "[DONE]"
 
@@ -69,26 +69,29 @@ class Answer:
             raise error_from(failure) from failure
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """Yields the JSON objects of a stream of events, to its end. Raises BackhaulError."""
+        """Yields the JSON objects of a stream of events, to its end.
+
+        Raises BackhaulError; EngineFailedError (UNREADABLE_ANSWER) for an event that is none.
+        """
         parser = EventParser()
         async for chunk in self.chunks():
             for data in parser.feed(chunk):
                 if data == _DONE:
                     return
-                yield json.loads(data)
+                yield object_in(data)
 
     async def texts(self) -> AsyncIterator[str]:
         """Yields what a streamed answer says: the text of its first choice. Raises BackhaulError."""
         async for event in self.events():
-            for choice in event.get("choices") or ():
-                text = (choice.get("delta") or {}).get("content") or choice.get("text")
-                if text and choice.get("index", 0) == 0:
-                    yield text
+            if text := text_of(event):
+                yield text
 
     async def document(self) -> dict[str, Any]:
-        """Returns the JSON object of an answer that is not streamed. Raises BackhaulError."""
-        whole: dict[str, Any] = json.loads(b"".join([chunk async for chunk in self.chunks()]))
-        return whole
+        """Returns the JSON object of an answer that is not streamed.
+
+        Raises BackhaulError; EngineFailedError (UNREADABLE_ANSWER) for an answer that is none.
+        """
+        return object_in(b"".join([chunk async for chunk in self.chunks()]))
 
 
 class EventParser:
@@ -102,4 +105,26 @@ class EventParser:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                yield line[5:].strip().decode()
+                yield line[5:].strip().decode(errors="replace")
+
+
+def object_in(data: str | bytes) -> dict[str, Any]:
+    """Returns the JSON object that an engine wrote. Raises EngineFailedError (UNREADABLE_ANSWER)."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise EngineFailedError("UNREADABLE_ANSWER", "the engine's answer holds something else than a JSON object")
+    return document
+
+
+def text_of(event: dict[str, Any]) -> str:
+    """Returns what an event adds to the text of the first choice; empty for other events."""
+    choices = event.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and choice.get("index", 0) == 0:
+            delta = choice.get("delta")
+            text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+            return text if isinstance(text, str) else ""
+    return ""

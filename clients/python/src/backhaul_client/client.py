@@ -12,7 +12,7 @@ from google.protobuf import json_format
 
 from backhaul.router.v1 import router_pb2 as pb
 from backhaul.router.v1 import router_pb2_grpc
-from backhaul_client.answer import Answer, started_from
+from backhaul_client.answer import Answer, object_in, started_from
 from backhaul_client.channel import metadata_for, open_channel
 from backhaul_client.conversation import Conversation
 from backhaul_client.errors import EngineFailedError
@@ -117,7 +117,7 @@ class Client:
     async def models(self, *, timeout_s: float = _CALL_S) -> list[dict[str, Any]]:
         """Returns the models that live nodes serve, as OpenAI's objects."""
         answer = await self._repeatable(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
-        entries: list[dict[str, Any]] = json.loads(answer.body)["data"]
+        entries: list[dict[str, Any]] = object_in(answer.body)["data"]
         return entries
 
     async def explain(self, body: Body, *, session_id: str = "", timeout_s: float = _CALL_S) -> dict[str, Any]:

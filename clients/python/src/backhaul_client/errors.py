@@ -14,7 +14,7 @@ BackhaulError
 from collections.abc import Mapping
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
@@ -126,10 +126,13 @@ def error_from(error: grpc.aio.AioRpcError) -> BackhaulError:
 def _status_of(error: grpc.aio.AioRpcError) -> Status:
     try:
         status: Status | None = rpc_status.from_call(error)
-    except ValueError:
+    except (ValueError, DecodeError):
         status = None
     return status or Status()
 
 
 def _unpacked(status: Status, detail: Message) -> bool:
-    return any(packed.Unpack(detail) for packed in status.details)
+    try:
+        return any(packed.Unpack(detail) for packed in status.details)
+    except DecodeError:
+        return False

@@ -1,11 +1,11 @@
 """Metrics for Prometheus: OpenTelemetry's SDK behind the instruments, and the HTTP endpoint where they are read."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiohttp import web
 from opentelemetry import metrics
@@ -21,6 +21,9 @@ from backhaul_common.grpc_server import warn_of_plaintext
 from backhaul_common.tls import Identity, ListenerContext
 
 PATH = "/metrics"
+
+MAX_CONNECTIONS = 64
+"""Connections at once; for a further one the oldest is closed, so that who opens many keeps no scraper out."""
 
 _IDLE_S = 75.0
 """How long a scraper's connection may be idle: longer than between two scrapes, usually."""
@@ -74,15 +77,14 @@ class MetricsEndpoint:
         self._address = address
         self._registry = registry
         self._tls = tls
-        self._runner: web.AppRunner | None = None
+        self._runner: web.ServerRunner | None = None
         self.port = 0
         """Port that it listens on; known once entered."""
 
     async def __aenter__(self) -> Self:
         """Binds and starts. Raises UnavailableError (ADDRESS_UNAVAILABLE) when the address cannot be bound."""
-        app = web.Application()
-        app.router.add_get(PATH, make_aiohttp_handler(self._registry))
-        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=_IDLE_S, shutdown_timeout=_END_S)
+        server = _Server(_page(self._registry), access_log=None, keepalive_timeout=_IDLE_S)
+        self._runner = web.ServerRunner(server, shutdown_timeout=_END_S)
         await self._runner.setup()
         host, port = split_address(self._address)
         if self._tls is None:
@@ -101,3 +103,27 @@ class MetricsEndpoint:
     ) -> None:
         assert self._runner is not None
         await self._runner.cleanup()
+
+
+class _Server(web.Server):
+    """Serves the newest connections, so many at once."""
+
+    def connection_made(self, handler: Any, transport: Any) -> None:
+        super().connection_made(handler, transport)
+        for older in self.connections[:-MAX_CONNECTIONS]:
+            older.force_close()
+
+
+def _page(registry: CollectorRegistry) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
+    """Returns what answers requests."""
+    metrics_page: Any = make_aiohttp_handler(registry)
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path != PATH:
+            return web.Response(status=404, text=f"there is nothing here but {PATH}")
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(status=405, text="use GET", headers={"allow": "GET, HEAD"})
+        page: web.StreamResponse = await metrics_page(request)
+        return page
+
+    return answer

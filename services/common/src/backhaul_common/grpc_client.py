@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import grpc
 
-from backhaul_common.grpc_server import MAX_MESSAGE_BYTES
+from backhaul_common.grpc_server import MAX_MESSAGE_BYTES, NO_COMPRESSION
 from backhaul_common.status import to_error
 from backhaul_common.tls import Identity, RenewedChannel
 from backhaul_common.tracing import client_interceptors
@@ -12,6 +12,7 @@ from backhaul_common.tracing import client_interceptors
 __all__ = ["CHANNEL_OPTIONS", "Connect", "name_options", "open_channel", "to_error"]
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    NO_COMPRESSION,
     # Peers are inside the cluster; a company's proxy is not on the way to them.
     ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_time_ms", 10_000),

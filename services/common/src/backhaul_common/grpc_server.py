@@ -11,10 +11,11 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from backhaul_common.addresses import loopback, split_address
-from backhaul_common.call_limit import CallLimitInterceptor
+from backhaul_common.call_limit import MAX_CHECKS, MAX_WATCHES, CallLimitInterceptor
 from backhaul_common.errors import UnavailableError
 from backhaul_common.health import HealthServicer
 from backhaul_common.interceptors import ErrorInterceptor
+from backhaul_common.receiving import RECEIVE_S, ReceivingInterceptor
 from backhaul_common.tls import HANDSHAKE_S, CallersInterceptor, Identity, server_credentials
 from backhaul_common.tracing import server_interceptor
 
@@ -26,10 +27,17 @@ MAX_MESSAGE_BYTES = 17 * 1024 * 1024
 MAX_CALLS = 4096
 """Calls with one answer, and again streams, that a server runs at once."""
 
-_SPARE_CALLS = 1000
+MAX_CONNECTIONS = 4096
+"""Connections that a server has at once; more are closed as they come."""
+
+_SPARE_CALLS = 1000 + MAX_CHECKS + MAX_WATCHES
 """Health checks and calls about to be refused; beyond them gRPC lets clients wait, or refuses without a reason."""
 
+NO_COMPRESSION = ("grpc.compression_enabled_algorithms_bitset", 1)
+"""Sends messages as they are, and takes no others: gRPC unpacks a message whole before it looks how large it is."""
+
 _OPTIONS = (
+    NO_COMPRESSION,
     # Clients ping every 10 s, with or without calls; twice as often is still no flood. The name in gRPC's documentation
     # has "recv" in it, the one that works has not (grpc/impl/channel_arg_names.h).
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -43,7 +51,7 @@ _OPTIONS = (
 
 
 class GrpcServer:
-    """Server with health, reflection, a limit on calls, and interceptors for errors and traces.
+    """Server with health, reflection, limits on calls and connections, and interceptors for errors and traces.
 
     Made inside the running event loop. Register servicers on `server`, then enter. Leaving stops it without grace;
     call `stop` first for a graceful end. NOT_SERVING until `set_serving`.
@@ -57,11 +65,16 @@ class GrpcServer:
         health_names: Sequence[str] = (),
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_calls: int = MAX_CALLS,
+        max_connections: int = MAX_CONNECTIONS,
+        receive_s: float = RECEIVE_S,
+        idle_s: float | None = None,
         tls: Identity | None = None,
         callers: Collection[str] = (),
         callers_of: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         """`health_names` are names beside the services' that health can be asked for.
+
+        A request may take ``receive_s`` seconds to come; a connection without calls is closed after ``idle_s``.
 
         Over `tls` only callers of the names in `callers` are let in, or of those in `callers_of` for single methods;
         everybody where there are no names.
@@ -73,6 +86,8 @@ class GrpcServer:
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
             ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_S)),
+            ("grpc.max_allowed_incoming_connections", max_connections),
+            *((("grpc.max_connection_idle_ms", round(1000 * idle_s)),) if idle_s else ()),
         )
         most = 2 * max_calls + _SPARE_CALLS
         self.server = grpc.aio.server(
@@ -81,6 +96,7 @@ class GrpcServer:
                 ErrorInterceptor(),
                 CallLimitInterceptor(max_calls),
                 *((CallersInterceptor(callers, callers_of or {}),) if tls else ()),
+                ReceivingInterceptor(receive_s),
             ),
             # Streams of one connection stay open when their call has ended and the client reads nothing.
             options=(*_OPTIONS, *limits, ("grpc.max_concurrent_streams", most)),

@@ -10,7 +10,7 @@ REFUSED_CALLS = Metric(
     kind=Kind.COUNTER,
     unit="{call}",
     description="Calls over gRPC refused because too many were running",
-    labels=(one_of("kind", ("calls", "streams")),),
+    labels=(one_of("kind", ("calls", "streams", "checks", "watches")),),
 )
 TLS_REMAINING = Metric(
     name="backhaul.tls.remaining",

@@ -4,22 +4,16 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import lru_cache
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import grpc
 import structlog
 
 from backhaul_common.errors import BackhaulError, DeadlineExceededError, InternalError, UnavailableError
+from backhaul_common.handlers import HANDLERS, Context, Handler, behavior_of, with_behavior
 from backhaul_common.status import to_status
 
 _log = structlog.get_logger(__name__)
-
-HANDLERS = 64
-"""Handlers whose wrapped ones an interceptor keeps: more than servers have methods. Those of single calls fall out."""
-
-# Generic in the stubs only.
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -40,27 +34,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> "Handler | None":
         """Wraps the handler of one call. None, of an unknown method, is answered UNIMPLEMENTED."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith("/grpc."):
-            return handler
-        return self._wrapped(handler, handler_call_details.method)
+        return None if handler is None else self._wrapped(handler, handler_call_details.method)
 
 
 def _wrap(handler: Handler, method: str) -> Handler:
     """Returns a handler of the same kind with guarded behaviour."""
-    kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
-    behavior = getattr(handler, kind)
+    behavior = behavior_of(handler)
     guarded = _guarded_stream if inspect.isasyncgenfunction(behavior) else _guarded_unary
-    factory = getattr(grpc, f"{kind}_rpc_method_handler")
-    wrapped: Handler = factory(
-        guarded(behavior, method),
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
-    return wrapped
-
-
-def _arity(streaming: bool) -> str:
-    return "stream" if streaming else "unary"
+    return with_behavior(handler, guarded(behavior, method), request_streaming=bool(handler.request_streaming))
 
 
 def _guarded_unary(behavior: Any, method: str) -> Any:

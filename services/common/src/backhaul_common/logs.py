@@ -11,6 +11,9 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 # Without local variables: they hold prompts and keys.
 _tracebacks = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
 
+_REPEATING = ("opentelemetry.trace.span", "opentelemetry.baggage")
+"""Libraries' loggers that warn of what callers send, and repeat it."""
+
 LEVELS = ("debug", "info", "warning", "error")
 
 _log = structlog.get_logger(__name__)
@@ -49,6 +52,8 @@ def configure_logging(level: str, service: str, stream: TextIO | None = None) ->
         )
     )
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    for name in _REPEATING:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def step_level(by: int) -> None:

@@ -4,9 +4,11 @@ What peers or clients choose never becomes a label: whatever is not in a label's
 number of series is bounded by the declarations.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import product
 
 from opentelemetry import metrics
 
@@ -15,6 +17,9 @@ OTHER = "_OTHER"
 
 MOST_NAMES = 100
 """Names that one label may have where the operator gives them; what comes later is `OTHER`."""
+
+MOST_FROM_THE_START = 20
+"""Series that a counter shows as 0 before anything was counted: in one that begins with 1 nobody sees an increase."""
 
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Bounds for what takes milliseconds, seconds."""
@@ -73,6 +78,8 @@ class Counter:
     def __init__(self, metric: Metric) -> None:
         self._labels = _Attributes(metric)
         self._counter = _meter().create_counter(metric.name, metric.unit, metric.description)
+        for texts in _series(metric):
+            self.add(0, *texts)
 
     def add(self, amount: float, *labels: str) -> None:
         """Counts; one text for each label, in their order."""
@@ -108,13 +115,20 @@ class Histogram:
 def observe(metric: Metric, read: Callable[[], Values]) -> None:
     """Has a level or a counter read whenever metrics are, in the thread that reads them."""
     labels = _Attributes(metric)
+    nothing = dict.fromkeys(_series(metric), 0.0) if metric.kind is Kind.COUNTER else {}
 
     def observations(_: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
-        return (metrics.Observation(value, labels.of(values)) for values, value in read().items())
+        return (metrics.Observation(value, labels.of(values)) for values, value in {**nothing, **read()}.items())
 
     meter = _meter()
     create = meter.create_observable_gauge if metric.kind is Kind.LEVEL else meter.create_observable_counter
     create(metric.name, [observations], metric.unit, metric.description)
+
+
+def _series(metric: Metric) -> Iterable[tuple[str, ...]]:
+    """Returns the labels' values of all series of a metric; none where they are many, or nobody knows them yet."""
+    values = [sorted(label.values) for label in metric.labels]
+    return product(*values) if math.prod(map(len, values)) <= MOST_FROM_THE_START else ()
 
 
 class _Attributes:

@@ -21,8 +21,11 @@ from opentelemetry.instrumentation.grpc._aio_server import (
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from backhaul_common.attributes import RPC_GRPC_STATUS_CODE, RPC_METHOD, RPC_SERVICE, RPC_SYSTEM
+from backhaul_common.trace_context import context_from
 
-LONG_LIVED = frozenset({"JoinNode", "WatchNodes", "PublishBlockSets", "WatchBlockSets", "Process", "StreamAccessLogs"})
+LONG_LIVED = frozenset(
+    {"JoinNode", "WatchNodes", "PublishBlockSets", "WatchBlockSets", "WatchLoad", "Process", "StreamAccessLogs"}
+)
 """Methods whose streams stay open for as long as the caller lives, or the request that they accompany."""
 
 
@@ -79,7 +82,7 @@ class _ServerInterceptor(OpenTelemetryAioServerInterceptor):
         async def unary(request: Any, context: Any) -> Any:
             span = self._span(_text(handler_call_details.method), context)
             with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
-                return await behavior(request, _OpenTelemetryAioServicerContext(context, span))
+                return await behavior(request, _CodeInSpan(context, span))
 
         return unary
 
@@ -87,7 +90,7 @@ class _ServerInterceptor(OpenTelemetryAioServerInterceptor):
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
             span = self._span(_text(handler_call_details.method), context)
             current = trace.set_span_in_context(span)
-            responses = behavior(request, _OpenTelemetryAioServicerContext(context, span))
+            responses = behavior(request, _CodeInSpan(context, span))
             try:
                 async for response in _within(current, responses):
                     yield response
@@ -103,9 +106,20 @@ class _ServerInterceptor(OpenTelemetryAioServerInterceptor):
     def _span(self, path: str, context: Any) -> Span:
         service, _, method = path.lstrip("/").partition("/")
         attributes = {RPC_SYSTEM: "grpc", RPC_SERVICE: service, RPC_METHOD: method}
-        with self._set_remote_context(context):
-            span: Span = self._tracer.start_span(path, kind=SpanKind.SERVER, attributes=attributes)
+        caller = context_from({key: value for key, value in context.invocation_metadata() if isinstance(value, str)})
+        span: Span = self._tracer.start_span(path, context=caller, kind=SpanKind.SERVER, attributes=attributes)
         return span
+
+
+class _CodeInSpan(_OpenTelemetryAioServicerContext):
+    """Puts into the span how a call ended, without the words: an engine may have repeated a prompt in them."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> Any:
+        self.set_code(code)
+        return await self.__wrapped__.abort(code, details, trailing_metadata)
+
+    def set_details(self, details: str) -> None:
+        self.__wrapped__.set_details(details)
 
 
 async def _within(current: otel_context.Context, responses: AsyncIterator[Any]) -> AsyncIterator[Any]:

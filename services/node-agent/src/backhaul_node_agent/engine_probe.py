@@ -200,7 +200,7 @@ class EngineProbe:
                 continue
             except aiohttp.ClientError as error:
                 count = 0 if _refused(error) else None
-                return f"the server does not answer: {type(error).__name__}", Load(count, asked_at)
+                return f"the server does not answer: {_why(error)}", Load(count, asked_at)
             figures = await self._figures(http)
             problem = self._progress.problem(figures, self._clock.monotonic())
             return problem, Load(request_count(figures), asked_at, figures)
@@ -265,6 +265,15 @@ class EngineProbe:
 def _refused(error: aiohttp.ClientError) -> bool:
     """Tells whether nobody listens there; then nothing runs."""
     return isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError)
+
+
+def _why(error: aiohttp.ClientError) -> str:
+    """Returns why a server does not answer, in words for operators."""
+    if _refused(error):
+        return "nobody listens at its address"
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.strerror:
+        return error.os_error.strerror
+    return f"the connection failed ({type(error).__name__})"
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:

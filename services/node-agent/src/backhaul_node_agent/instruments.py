@@ -30,7 +30,10 @@ CONNECTOR_DROPS = Metric(
 
 BLOCKS = Metric(name=_P + "blocks", kind=Kind.LEVEL, unit="{block}", description="Blocks that the engines have")
 FREE_BLOCKS = Metric(
-    name=_P + "blocks.free", kind=Kind.LEVEL, unit="{block}", description="Blocks that a request could have at once"
+    name=_P + "blocks.free",
+    kind=Kind.LEVEL,
+    unit="{block}",
+    description="Blocks that a request could have at once; not there where no engine says it, as with prefill engines",
 )
 RETAINED_BLOCKS = Metric(
     name=_P + "blocks.retained", kind=Kind.LEVEL, unit="{block}", description="Blocks that finished turns hold"

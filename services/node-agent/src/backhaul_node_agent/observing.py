@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from backhaul_common.clock import Clock
-from backhaul_common.metering import Counter, Histogram, observe
+from backhaul_common.metering import Counter, Histogram, Values, observe
 from backhaul_node_agent import instruments
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.owner import Owner
@@ -49,7 +49,7 @@ def observe_owner(owner: Owner, clock: Clock, *, ready: Callable[[], bool], fore
     observe(instruments.LEASE, lambda: {(): owner.lease_valid(clock.monotonic())})
     observe(instruments.CONNECTORS, lambda: {(): sum(map(owner.connected, _ids(owner)))})
     observe(instruments.BLOCKS, lambda: {(): owner.memory().block_count})
-    observe(instruments.FREE_BLOCKS, lambda: {(): owner.memory().free_count})
+    observe(instruments.FREE_BLOCKS, lambda: _known(owner.memory().free_count))
     observe(instruments.RETAINED_BLOCKS, lambda: {(): owner.memory().retained_count})
     observe(instruments.BUDGET_BLOCKS, lambda: {(): owner.memory().budget_count})
     observe(
@@ -60,6 +60,10 @@ def observe_owner(owner: Owner, clock: Clock, *, ready: Callable[[], bool], fore
     observe(instruments.RELEASES, lambda: {(why.value,): count for why, count in owner.tally.releases.items()})
     observe(instruments.ENDS, lambda: {(end.value,): count for end, count in owner.tally.ends.items()})
     observe(instruments.FOREIGN_LEASES, lambda: {(): foreign()})
+
+
+def _known(value: float | None) -> Values:
+    return {} if value is None else {(): value}
 
 
 def _ids(owner: Owner) -> list[str]:

@@ -74,7 +74,13 @@ async def run(
             callers_of=dict.fromkeys(AGENTS_METHODS, config.tls_agents),
         )
         node_service = NodeService(NodeStore(etcd, keys, records), nodes, stopping)
-        index_service = IndexService(PointerStore(etcd, keys, records), pointers, stopping, ttl_s=config.pointer_ttl_s)
+        index_service = IndexService(
+            PointerStore(etcd, keys, records),
+            pointers,
+            stopping,
+            ttl_s=config.pointer_ttl_s,
+            etcd_answers=lambda: nodes.following,
+        )
         add_NodeServiceServicer_to_server(node_service, server.server)
         add_IndexServiceServicer_to_server(index_service, server.server)
         add_DiagnosisServiceServicer_to_server(DiagnosisService(client, keys.nodes, clock), server.server)

@@ -22,8 +22,8 @@ QUEUE_LENGTH = 256
 HISTORY_LENGTH = 4_096
 """Changes that a client may have missed and still resume."""
 
-FIRST_LISTING_S = 5.0
-"""Longest wait of a new client for the first listing."""
+LISTING_S = 5.0
+"""Longest wait of a client for a listing: for the first, or for the one that ends an outage."""
 
 T = TypeVar("T")
 
@@ -94,19 +94,25 @@ class Hub(Generic[T]):
         self.break_count = 0
         """Watches and listings that failed so far."""
         self._listed = asyncio.Event()
+        """Whether there has been a listing; what it said is kept over an outage."""
+        self._followed = asyncio.Event()
         self._wanted = asyncio.Event()
         self._idle = asyncio.Event()
         self._update_wanted()
 
-    @property
     def quiet(self) -> Change[T]:
-        """A sign of life, for a client that has been told everything."""
+        """Returns a sign of life, for a client that has been told everything.
+
+        Raises UnavailableError (ETCD_UNAVAILABLE) while nothing is followed: there may be news that nobody tells.
+        """
+        if not self.following:
+            raise _away()
         return self._feed.quiet
 
     @property
     def following(self) -> bool:
         """Whether the prefix is followed now."""
-        return self._listed.is_set()
+        return self._followed.is_set()
 
     @property
     def watcher_count(self) -> int:
@@ -124,6 +130,7 @@ class Hub(Generic[T]):
             await self._wanted.wait()
             await run_until_first(self._follow(), self._wait_idle())
             self._listed.clear()
+            self._followed.clear()
             self._feed.reset(0, {})
 
     @contextmanager
@@ -140,14 +147,19 @@ class Hub(Generic[T]):
     async def subscribe(self, start_revision: int, start_digest: int) -> Subscription[T]:
         """Opens a subscription; within `watching`, and to be given back to `unsubscribe`.
 
+        While etcd is away a client that knows nothing (``start_revision`` 0) is told what there was last, and is then
+        ended: it can go on with that. Any other goes on with what it knows, and waits here for news.
+
         Raises UnavailableError (ETCD_UNAVAILABLE) when there is no listing in time.
         """
         try:
-            async with asyncio.timeout(FIRST_LISTING_S):
-                await self._listed.wait()
+            async with asyncio.timeout(LISTING_S):
+                await (self._followed if start_revision else self._listed).wait()
         except TimeoutError:
-            raise UnavailableError("ETCD_UNAVAILABLE", "etcd does not answer") from None
+            raise _away() from None
         subscription = Subscription(self._feed.open(start_revision, start_digest))
+        if not self.following:
+            subscription.end(_away())
         self._subscriptions.add(subscription)
         return subscription
 
@@ -175,8 +187,10 @@ class Hub(Generic[T]):
                 match item:
                     case Outage():
                         self.break_count += 1
+                        self._followed.clear()
                     case Update():
                         self._take(item, afresh=first or item.reset)
+                        self._followed.set()
                         first = False
 
     def _take(self, update: Update, *, afresh: bool) -> None:
@@ -194,3 +208,7 @@ class Hub(Generic[T]):
         if change is not None:
             for subscription in self._subscriptions:
                 subscription.offer(change)
+
+
+def _away() -> UnavailableError:
+    return UnavailableError("ETCD_UNAVAILABLE", "etcd does not answer this replica")

@@ -1,7 +1,7 @@
 """gRPC face of the index of block set pointers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from opentelemetry import trace
@@ -10,7 +10,7 @@ from backhaul.registry.v1 import registry_pb2 as pb
 from backhaul.registry.v1.registry_pb2_grpc import IndexServiceServicer
 from backhaul_common.attributes import POINTER_COUNT
 from backhaul_common.durations import duration
-from backhaul_common.errors import DeadlineExceededError, InvalidArgumentError
+from backhaul_common.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from backhaul_common.metering import Counter, Level
 from backhaul_registry import convert, instruments
 from backhaul_registry.core import rules
@@ -33,6 +33,9 @@ _CANCELLATION_S = 0.1
 _MARGIN_S = 0.005
 """Time kept for the way back to the caller."""
 
+_OVER_S = _MARGIN_S + 0.001
+"""With no more than this left of the caller's time a search has had all of it: clocks differ by a little."""
+
 
 class IndexService(IndexServiceServicer):
     """Finds, keeps, removes, lists and watches pointers.
@@ -42,11 +45,20 @@ class IndexService(IndexServiceServicer):
     checker is told to ignore the difference.
     """
 
-    def __init__(self, store: PointerStore, hub: Hub[Pointer], stopping: asyncio.Event, *, ttl_s: float) -> None:
+    def __init__(
+        self,
+        store: PointerStore,
+        hub: Hub[Pointer],
+        stopping: asyncio.Event,
+        *,
+        ttl_s: float,
+        etcd_answers: Callable[[], bool],
+    ) -> None:
         self._store = store
         self._hub = hub
         self._stopping = stopping
         self._ttl_s = ttl_s
+        self._etcd_answers = etcd_answers
         self._lookups = Counter(instruments.LOOKUPS)
         self._changes = Counter(instruments.POINTER_CHANGES)
         self._publishers = Level(instruments.PUBLISHERS)
@@ -54,10 +66,20 @@ class IndexService(IndexServiceServicer):
     async def FindBlockSets(self, request: pb.FindBlockSetsRequest, context: Context) -> pb.FindBlockSetsResponse:
         """Returns the pointers under the keys, within the caller's deadline."""
         rules.check_keys(request.scope, request.keys)
-        pointers = await self._store.find(request.scope, request.keys, timeout_s=_budget_s(context))
+        pointers = await self._find(request, context)
         trace.get_current_span().set_attribute(POINTER_COUNT, len(pointers))
         self._lookups.add(1, "found" if pointers else "nothing")
         return pb.FindBlockSetsResponse(pointers=map(convert.pointer_to_proto, pointers))
+
+    async def _find(self, request: pb.FindBlockSetsRequest, context: Context) -> Sequence[Pointer]:
+        """Raises DeadlineExceededError (TIMED_OUT) when etcd answers, but not within the caller's time."""
+        try:
+            return await self._store.find(request.scope, request.keys, timeout_s=_budget_s(context))
+        except UnavailableError as error:
+            left_s = context.time_remaining()
+            if left_s is None or left_s > _OVER_S or not self._etcd_answers():
+                raise
+            raise DeadlineExceededError("TIMED_OUT", "etcd did not answer within the caller's time") from error
 
     async def PublishBlockSets(  # type: ignore[override]  # it writes; the stub only knows handlers that yield
         self, request_iterator: AsyncIterator[pb.PublishBlockSetsRequest], context: Context
@@ -98,7 +120,7 @@ class IndexService(IndexServiceServicer):
                     await self._tell(change, scope, context)
                 while True:
                     news = await subscription.next(LIFE_SIGN_S)
-                    await self._tell(news or self._hub.quiet, scope, context)
+                    await self._tell(news or self._hub.quiet(), scope, context)
             finally:
                 self._hub.unsubscribe(subscription)
 

@@ -70,7 +70,7 @@ class NodeService(NodeServiceServicer):
                     await self._tell(change, context)
                 while True:
                     news = await subscription.next(self._life_sign_s)
-                    await self._tell(news or self._hub.quiet, context)
+                    await self._tell(news or self._hub.quiet(), context)
             finally:
                 self._hub.unsubscribe(subscription)
 

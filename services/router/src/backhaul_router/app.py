@@ -2,10 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -15,46 +16,28 @@ from backhaul_common.exposition import MetricsEndpoint
 from backhaul_common.grpc_client import open_channel
 from backhaul_common.grpc_server import GrpcServer
 from backhaul_common.tls import CallerContext, keep_current
-from backhaul_router import configured, grpc_servers
-from backhaul_router.access_log_service import AccessLog
+from backhaul_router import configured
 from backhaul_router.admission import Admission
-from backhaul_router.attempts import Attempts
-from backhaul_router.choosing import Chooser
+from backhaul_router.answering import Answering, Knowledge, Others, answering
 from backhaul_router.config import Config
 from backhaul_router.console.service import ConsoleService
 from backhaul_router.console.state import KEPT_TURNS
-from backhaul_router.console.wiring import console_for
-from backhaul_router.conversation_service import ConversationService
-from backhaul_router.conversations import Conversations
 from backhaul_router.core.console.journal import Journal
 from backhaul_router.core.fresh import FreshKeys
 from backhaul_router.core.nodes import NodeTable
-from backhaul_router.core.queueing import TurnQueue
 from backhaul_router.core.routing.assembly import Routing, assemble
 from backhaul_router.core.scopes import Scopes
 from backhaul_router.departures import Departures
 from backhaul_router.engine_client import EngineClient
-from backhaul_router.ext_proc_service import ExternalProcessor
-from backhaul_router.gateway_service import GatewayService
-from backhaul_router.grpc_service import InferenceService
-from backhaul_router.http_service import HttpService
-from backhaul_router.legs import Legs
+from backhaul_router.listeners import Identities, Listeners, listeners
 from backhaul_router.load_reports import LoadReports
-from backhaul_router.lookups import Lookups
-from backhaul_router.models import Models
 from backhaul_router.observing import TurnObserver, observe_nodes
 from backhaul_router.open_files import allow_open_files
 from backhaul_router.orphans import watch_orphans
 from backhaul_router.owner_client import OwnerClient
-from backhaul_router.passing import Passing
-from backhaul_router.planned_turns import PlannedTurns
-from backhaul_router.prompt_tokens import PromptTokens
 from backhaul_router.readiness import Readiness
 from backhaul_router.registry_client import RegistryClient
-from backhaul_router.second_chances import SecondChances
 from backhaul_router.tenants_file import TenantsFile
-from backhaul_router.transcoded_service import HttpApiService
-from backhaul_router.turns import Turns
 
 _log = structlog.get_logger(__name__)
 
@@ -112,16 +95,44 @@ async def running(config: Config, measured: CollectorRegistry | None = None) -> 
 
     Raises InvalidArgumentError for files that cannot be used, UnavailableError for addresses that cannot be bound.
     """
-    tenants, policy = configured.tenants(config), configured.policy(config)
-    scopes = Scopes(tenants, configured.cluster_key(config))
-    clock = SystemClock()
-    journal = Journal(KEPT_TURNS if config.listen_console else 0, clock.monotonic)
-    tls = configured.identity("services", config.tls_files)
-    client_tls = configured.identity("clients", config.client_files)
-    engine_tls = configured.identity("engines", config.engine_files)
-    to_registries = partial(open_channel, tls=tls, name=config.tls_registry_name)
-    to_agents = partial(open_channel, tls=tls, name=config.tls_agent_name)
-    table, fresh = NodeTable(), FreshKeys(clock.monotonic)
+    known = _knowledge(config)
+    identities = Identities(
+        services=configured.identity("services", config.tls_files),
+        clients=configured.identity("clients", config.client_files),
+        engines=configured.identity("engines", config.engine_files),
+    )
+    changed = asyncio.Event()
+    readiness = Readiness(known.table)
+    departures = Departures(known.table, known.clock, patience_s=config.gone_timeout_s)
+    async with _others(known, identities, on_change=changed.set) as others:
+        observe_nodes(known.routing.live.breakers, known.table, lambda: others.registry.follows)
+        answers = answering(known, others, departures)
+        listening = listeners(known, others, answers, identities, readiness)
+        if not await others.registry.listed(within_s=_FIRST_LIST_S):
+            _log.warning("no list of nodes yet", registry=config.registry, what_to_do="see that a registry runs there")
+        async with listening.opened(), _shown(config, measured, identities), asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(task)
+                for task in (
+                    departures.watch(),
+                    listening.planned.watch(),
+                    _follow(changed, known, listening, readiness, others.owner),
+                    *_watches(known, others, answers, identities, on_change=changed.set),
+                )
+            ]
+            try:
+                yield _running(known, answers, listening)
+                await listening.announce()
+                _log.info("leaving", lame_duck_s=config.lame_duck_s, running_turns=answers.admission.turn_count)
+                await known.clock.sleep(config.lame_duck_s)
+            finally:
+                await listening.stop(config.grace_s)
+                for task in background:
+                    task.cancel()
+
+
+def _knowledge(config: Config) -> Knowledge:
+    tenants, clock, table = configured.tenants(config), SystemClock(), NodeTable()
     observer = TurnObserver(clock, serves=table.serves)
     routing = assemble(
         table=table,
@@ -131,222 +142,97 @@ async def running(config: Config, measured: CollectorRegistry | None = None) -> 
         policy=configured.route_policy(config),
         on_eject=observer.ejected,
     )
-    readiness, changed = Readiness(table), asyncio.Event()
-    departures = Departures(table, clock, patience_s=config.gone_timeout_s)
+    return Knowledge(
+        config=config,
+        policy=configured.policy(config),
+        tenants=tenants,
+        scopes=Scopes(tenants, configured.cluster_key(config)),
+        clock=clock,
+        table=table,
+        routing=routing,
+        fresh=FreshKeys(clock.monotonic),
+        observer=observer,
+        journal=Journal(KEPT_TURNS if config.listen_console else 0, clock.monotonic),
+    )
+
+
+@asynccontextmanager
+async def _others(known: Knowledge, identities: Identities, on_change: Callable[[], None]) -> AsyncIterator[Others]:
+    config, clock, tls = known.config, known.clock, identities.services
+    to_registries = partial(open_channel, tls=tls, name=config.tls_registry_name)
+    to_agents = partial(open_channel, tls=tls, name=config.tls_agent_name)
     async with (
         RegistryClient(
-            config.registry, table=table, clock=clock, on_change=changed.set, connect=to_registries
+            config.registry, table=known.table, clock=clock, on_change=on_change, connect=to_registries
         ) as registry,
         OwnerClient(clock=clock, connect=to_agents) as owner,
         EngineClient(
             timeouts=configured.timeouts(config),
             answer_bytes=int(config.answer_limit),
             late_limit=config.max_turns,
-            tls=CallerContext(engine_tls) if engine_tls else None,
+            tls=CallerContext(identities.engines) if identities.engines else None,
         ) as engines,
     ):
-        observe_nodes(routing.live.breakers, table, lambda: registry.follows)
-        tokens = PromptTokens(engines, clock)
-        second_chances = SecondChances(
-            owner=owner,
-            tokens=tokens,
-            table=table,
-            planner=routing.planner,
-            clock=clock,
-            budget_s=config.harvest_budget_s,
-            keep_constraints=policy.keep_constraints,
-        )
-        lookups = Lookups(
-            registry=registry,
-            owner=owner,
-            tokens=tokens,
-            table=table,
-            fresh=fresh,
-            clock=clock,
-            budget_s=config.lookup_budget_s,
-        )
-        legs = Legs(
-            engines=engines,
-            owner=owner,
-            live=routing.live,
-            learning=routing.learning,
-            departures=departures,
-            policy=policy,
-            observer=observer,
-        )
-        attempts = Attempts(
-            legs=legs,
-            table=table,
-            planner=routing.planner,
-            live=routing.live,
-            retries=routing.retries,
-            policy=policy,
-            observer=observer,
-        )
-        chooser = Chooser(lookups=lookups, second_chances=second_chances, planner=routing.planner, rates=routing.rates)
-        turns = Turns(
-            chooser=chooser,
-            attempts=attempts,
-            legs=legs,
-            table=table,
-            live=routing.live,
-            fresh=fresh,
-            tenants=tenants,
-            scopes=scopes,
-            policy=policy,
-            observer=observer,
-            journal=journal,
-        )
-        conversations = Conversations(
-            registry=registry, owner=owner, table=table, tenants=tenants, scopes=scopes, clock=clock
-        )
-        models = Models(engines, table)
-        passing = Passing(
-            engines=engines,
-            table=table,
-            planner=routing.planner,
-            live=routing.live,
-            tenants=tenants,
-            scopes=scopes,
-        )
-        admission = Admission(
-            turns=TurnQueue(max_turns=config.max_turns, max_queued=config.max_queued, limits=tenants.limits),
-            queue_timeout_s=config.queue_timeout_s,
-            max_held_bytes=int(config.max_held),
-            clock=clock,
-        )
-        http = HttpService(
-            address=config.listen_http,
-            turns=turns,
-            conversations=conversations,
-            models=models,
-            passing=passing,
-            readiness=readiness,
-            admission=admission,
-            limits=configured.client_limits(config),
-            tls=client_tls,
-        )
-        inference = InferenceService(
-            turns=turns,
-            conversations=conversations,
-            models=models,
-            admission=admission,
-            body_limit_bytes=int(config.body_limit),
-            send_s=config.send_timeout_s,
-        )
-        finding = ConversationService(
-            conversations, admission, body_limit_bytes=int(config.body_limit), explain=config.explain
-        )
-        http_api = HttpApiService(
-            turns=turns,
-            conversations=conversations,
-            models=models,
-            admission=admission,
-            body_limit_bytes=int(config.body_limit),
-            send_s=config.send_timeout_s,
-        )
-        grpc_server = grpc_servers.client_server(config, inference, http_api, finding, client_tls)
-        picker = ExternalProcessor(
-            turns=turns,
-            admission=admission,
-            body_limit_bytes=int(config.body_limit),
-            receive_s=config.receive_timeout_s,
-        )
-        access_log = AccessLog(table=table, routing=routing, observer=observer)
-        picker_server = grpc_servers.picker_server(config, picker, access_log, tls)
-        planned = PlannedTurns(
-            turns=turns,
-            admission=admission,
-            clock=clock,
-            send_s=config.plan_send_s,
-            report_s=config.plan_report_s,
-        )
-        gateway = GatewayService(turns=turns, planned=planned, body_limit_bytes=int(config.body_limit))
-        gateway_server = grpc_servers.gateway_server(config, gateway, tls)
-        console = console_for(
-            config,
-            table=table,
-            live=routing.live,
-            journal=journal,
-            registry=registry,
-            owner=owner,
-            scopes=scopes,
-            tenants=tenants.configured,
-            clock=clock,
-            tls=client_tls,
-        )
-        servers = [server for server in (grpc_server, picker_server, gateway_server) if server is not None]
-        if not await registry.listed(within_s=_FIRST_LIST_S):
-            _log.warning("no list of nodes yet", registry=config.registry, what_to_do="see that a registry runs there")
-        async with planned, http, AsyncExitStack() as entered, asyncio.TaskGroup() as tasks:
-            if measured is not None:
-                await entered.enter_async_context(MetricsEndpoint(config.listen_metrics, measured, tls=tls))
-            for server in servers:
-                await entered.enter_async_context(server)
-            if console is not None:
-                await entered.enter_async_context(console)
-            background: tuple[asyncio.Task[None], ...] = (
-                tasks.create_task(watch_orphans(table, engines, clock, changed.set)),
-                tasks.create_task(departures.watch()),
-                tasks.create_task(planned.watch()),
-                tasks.create_task(LoadReports(table, routing.live.reports, clock, connect=to_agents).run()),
-                tasks.create_task(_follow(changed, table, routing, readiness, servers, owner)),
-                tasks.create_task(keep_current(tls, client_tls, engine_tls, clock=clock)),
-            )
-            if isinstance(tenants, TenantsFile):
-                background += (tasks.create_task(tenants.follow(clock, admission.limit)),)
-            try:
-                ports = http.port, grpc_server.port, _port(picker_server), _port(gateway_server), _port(console)
-                yield Running(*ports, table, routing, admission)
-                await _leave(readiness, servers, http)
-                _log.info("leaving", lame_duck_s=config.lame_duck_s, running_turns=admission.turn_count)
-                await clock.sleep(config.lame_duck_s)
-            finally:
-                readiness.stop()
-                picker.leave()
-                access_log.leave()
-                stops = (server.stop(config.grace_s) for server in servers)
-                await asyncio.gather(http.stop(config.grace_s), *stops)
-                for task in background:
-                    task.cancel()
+        yield Others(registry=registry, owner=owner, engines=engines)
+
+
+@asynccontextmanager
+async def _shown(config: Config, measured: CollectorRegistry | None, identities: Identities) -> AsyncIterator[None]:
+    """Shows what is measured, if anything is."""
+    if measured is None:
+        yield
+        return
+    async with MetricsEndpoint(config.listen_metrics, measured, tls=identities.services):
+        yield
+
+
+def _watches(
+    known: Knowledge, others: Others, answers: Answering, identities: Identities, on_change: Callable[[], None]
+) -> Iterator[Coroutine[Any, Any, None]]:
+    """Yields what keeps the router up to date about others and about its own files."""
+    clock, to_agents = known.clock, partial(open_channel, tls=identities.services, name=known.config.tls_agent_name)
+    yield watch_orphans(known.table, others.engines, clock, on_change)
+    yield LoadReports(known.table, known.routing.live.reports, clock, connect=to_agents).run()
+    yield keep_current(identities.services, identities.clients, identities.engines, clock=clock)
+    if isinstance(known.tenants, TenantsFile):
+        yield known.tenants.follow(clock, answers.admission.limit)
+
+
+def _running(known: Knowledge, answers: Answering, listening: Listeners) -> Running:
+    return Running(
+        http_port=listening.http.port,
+        grpc_port=listening.grpc.port,
+        ext_proc_port=_port(listening.picker_server),
+        gateway_port=_port(listening.gateway_server),
+        console_port=_port(listening.console),
+        table=known.table,
+        routing=known.routing,
+        admission=answers.admission,
+    )
 
 
 def _port(server: GrpcServer | ConsoleService | None) -> int:
     return server.port if server else 0
 
 
-async def _leave(readiness: Readiness, servers: Sequence[GrpcServer], http: HttpService) -> None:
-    """Says that the router is about to stop, while it still takes everything."""
-    readiness.stop()
-    for server in servers:
-        await server.set_serving(False)
-    http.leave()
-
-
 async def _follow(
-    changed: asyncio.Event,
-    table: NodeTable,
-    routing: Routing,
-    readiness: Readiness,
-    servers: Sequence[GrpcServer],
-    owner: OwnerClient,
+    changed: asyncio.Event, known: Knowledge, listening: Listeners, readiness: Readiness, owner: OwnerClient
 ) -> None:
     """Reports readiness, and drops what belongs to nodes that are gone, after each change of the nodes."""
-    ready: bool | None = None
+    problem: str | None = None
     reuses: bool | None = None
     while True:
         await changed.wait()
         changed.clear()
-        routing.follow({node.node_id for node in table})
-        await owner.forget(owner.known() - {node.agent_address for node in table})
-        problem = readiness.problem()
-        if ready is not (not problem):
-            ready = not problem
-            for server in servers:
-                await server.set_serving(ready)
-            _log.info("readiness changed", ready=ready, reason=problem or None)
-        if ready and reuses is not table.reuses():
-            reuses = table.reuses()
+        known.routing.follow({node.node_id for node in known.table})
+        await owner.forget(owner.known() - {node.agent_address for node in known.table})
+        before, problem = problem, readiness.problem()
+        if problem != before:
+            for server in listening.servers:
+                await server.set_serving(not problem)
+            _log.info("readiness changed", ready=not problem, reason=problem or None)
+        if not problem and reuses is not known.table.reuses():
+            reuses = known.table.reuses()
             _tell_reuse(reuses)
 
 

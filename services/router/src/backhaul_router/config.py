@@ -11,7 +11,7 @@ from backhaul_common.tls import EngineTlsSettings, TlsFiles
 from backhaul_router.core.turn import Route
 
 _SPARE_FILES = 1024
-"""For gRPC's connections, to clients, registries and agents, and for model lists."""
+"""For gRPC's connections to gateways, registries and agents, and for model lists."""
 _LEAST_SPARE_FILES = 44
 """The same for a router that may open few: it has 20 before anybody connects, accepts and parts from a few."""
 
@@ -77,7 +77,7 @@ class Config(EngineTlsSettings, env_prefix="BACKHAUL_ROUTER_"):
     answer_limit: ByteSize = Field(default=ByteSize(64 * 1024 * 1024), gt=0)
     """largest answer of an engine that is not a stream; a larger one is a 502"""
     max_connections: int = Field(default=4096, gt=0)
-    """open HTTP connections; beyond it the oldest idle one makes room, or the new one is refused with 429"""
+    """open connections over HTTP, and over gRPC; beyond it HTTP's oldest idle one makes room, else none more"""
     receive_timeout_s: float = Field(default=60.0, gt=0)
     """a client's sending of a request's head, and again of its body"""
     send_timeout_s: float = Field(default=60.0, gt=0)
@@ -165,7 +165,8 @@ class Config(EngineTlsSettings, env_prefix="BACKHAUL_ROUTER_"):
     @property
     def _counted_files(self) -> int:
         # To engines a turn has one connection that it uses, one that is kept for the next, and one that is left.
-        return self.max_connections + self.max_connections // _CONNECTIONS_PER_GOODBYE + 3 * self.max_turns
+        # Clients have as many connections over HTTP as over gRPC.
+        return 2 * self.max_connections + self.max_connections // _CONNECTIONS_PER_GOODBYE + 3 * self.max_turns
 
     def within(self, files: int) -> "Config":
         """Returns the configuration with no more connections and turns than ``files`` open files allow.

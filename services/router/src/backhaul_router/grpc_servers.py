@@ -18,6 +18,8 @@ from backhaul_router.transcoded_service import HttpApiService
 
 _FRAME_BYTES = 1024 * 1024
 """What a gRPC message may hold besides the body."""
+_IDLE_S = 300.0
+"""How long a client's connection may be without a call. Clients connect again for the next one."""
 
 
 def client_server(
@@ -33,6 +35,9 @@ def client_server(
         service_names=(SERVICE_NAME, HTTP_NAME, CONVERSATION_NAME),
         max_message_bytes=int(config.body_limit) + _FRAME_BYTES,
         max_calls=2 * config.max_turns + config.max_queued,
+        max_connections=config.max_connections,
+        receive_s=config.receive_timeout_s,
+        idle_s=_IDLE_S,
         tls=tls,
     )
     router_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.server)
@@ -53,6 +58,7 @@ def picker_server(
         health_names=HEALTH_NAMES,
         max_message_bytes=max(int(config.body_limit), int(config.answer_limit)) + _FRAME_BYTES,
         max_calls=2 * config.max_turns + config.max_queued,
+        receive_s=config.receive_timeout_s,
         tls=tls,
         callers=config.tls_callers,
     )
@@ -71,6 +77,7 @@ def gateway_server(config: Config, gateway: GatewayService, tls: Identity | None
         # What goes to an engine is the client's body and a little more.
         max_message_bytes=int(config.body_limit) + _FRAME_BYTES,
         max_calls=2 * config.max_turns + config.max_queued,
+        receive_s=config.receive_timeout_s,
         tls=tls,
         callers=config.tls_callers,
     )

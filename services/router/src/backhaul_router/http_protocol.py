@@ -99,7 +99,7 @@ class ApiProtocol(web.RequestHandler):
     @property
     def _encrypted(self) -> bool:
         """Whether there is no closing of one side: asyncio ends both (sslproto.py, `_do_read__eof_received`)."""
-        return self.transport is not None and self.transport.get_extra_info("sslcontext") is not None
+        return self.transport is not None and _encrypted(self.transport)
 
     def begin(self, body: aiohttp.StreamReader) -> None:
         """The next request's turn has come."""
@@ -119,7 +119,8 @@ class ApiProtocol(web.RequestHandler):
         self._served = self._server.make_room()
         if self._served:
             # Whatever waits for the client is waited for: a transport that closes keeps its socket until all is taken.
-            transport.set_write_buffer_limits(high=0)
+            # Under TLS asyncio takes none at all for too much, too (sslproto.py, `_control_app_writing`): not below 1.
+            transport.set_write_buffer_limits(high=int(_encrypted(transport)))
             super().connection_made(transport)
             return
         error = ApiError(429, f"{self._limits.connections} connections are open, which is this router's limit")
@@ -313,6 +314,10 @@ class ApiServer(web.Server):
 
 def _is_idle(connection: web.RequestHandler) -> bool:
     return isinstance(connection, ApiProtocol) and connection.idle
+
+
+def _encrypted(transport: asyncio.BaseTransport) -> bool:
+    return transport.get_extra_info("sslcontext") is not None
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

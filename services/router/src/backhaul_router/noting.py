@@ -6,13 +6,16 @@ from contextlib import contextmanager
 from opentelemetry.trace import Span, format_trace_id
 
 from backhaul_router.core.console.journal import Entry, Journal
+from backhaul_router.core.errors import bounded
 from backhaul_router.running_turn import Turn
+
+_LONGEST_NAME = 200
 
 
 @contextmanager
 def noted(journal: Journal, turn: Turn) -> Iterator[None]:
     """Notes a turn while it runs, and what has become of it then."""
-    with journal.turn(turn.path, turn.body.model, turn.tenant, turn.outcome) as entry:
+    with journal.turn(turn.path, bounded(turn.body.model, _LONGEST_NAME), turn.tenant, turn.outcome) as entry:
         entry.keyed(turn.scope, turn.keys)
         entry.trace_id = _trace_id(turn.trace.span)
         try:

@@ -64,6 +64,7 @@ class Passing:
         body = parse_passed(path, data)
         if self._tenants.configured:
             check_media(body.fields)
+        self._tenants.check(tenant)
         target = self._target(body.model)
         sent = body.for_engine(self._scopes.salt(tenant, body.client_salt))
         self._passed.add(1, path)
@@ -75,6 +76,7 @@ class Passing:
 
     async def response(self, response_id: str, *, tenant: str, headers: Mapping[str, str]) -> PassedAnswer:
         """Returns an earlier response from the engine that keeps it. Raises ApiError."""
+        self._tenants.check(tenant)
         node = keeper_of(response_id, tenant, self._table)
         if node is None:
             raise responses.not_kept()

@@ -20,6 +20,8 @@ from tests.fakes.certificates import OVER
 
 _ELLIPTIC = bytes.fromhex("2a8648ce3d0201")
 """The kind of an elliptic curve's key: 1.2.840.10045.2.1 (RFC 5480, 2.1.1)."""
+_VERSION_3 = bytes.fromhex("a003020102")
+"""A certificate's version: v3 is written 2 (RFC 5280, 4.1)."""
 
 
 def now() -> datetime:
@@ -97,11 +99,21 @@ def other_key(authority: Authority, pair: Pair) -> TlsFiles:
 
 def new_key(authority: Authority, pair: Pair) -> TlsFiles:
     """Shows a certificate for a key of a kind that nobody knows."""
-    der = x509.load_pem_x509_certificate(pair.cert.read_bytes()).public_bytes(Encoding.DER)
-    assert der.count(_ELLIPTIC) == 1
-    spoilt = base64.encodebytes(der.replace(_ELLIPTIC, _ELLIPTIC[:-1] + b"\x7f"))
-    pair.cert.write_bytes(b"-----BEGIN CERTIFICATE-----\n%s-----END CERTIFICATE-----\n" % spoilt)
+    replace(pair, _ELLIPTIC, _ELLIPTIC[:-1] + b"\x7f")
     return files(pair, authority)
+
+
+def new_version(authority: Authority, pair: Pair) -> TlsFiles:
+    """Shows a certificate of a version that is still to come."""
+    replace(pair, _VERSION_3, _VERSION_3[:-1] + b"\x08")
+    return files(pair, authority)
+
+
+def replace(pair: Pair, part: bytes, other: bytes) -> None:
+    der = x509.load_pem_x509_certificate(pair.cert.read_bytes()).public_bytes(Encoding.DER)
+    assert der.count(part) == 1
+    spoilt = base64.encodebytes(der.replace(part, other))
+    pair.cert.write_bytes(b"-----BEGIN CERTIFICATE-----\n%s-----END CERTIFICATE-----\n" % spoilt)
 
 
 def weak_key(authority: Authority, pair: Pair) -> TlsFiles:
@@ -128,6 +140,7 @@ def expired_ca(authority: Authority, pair: Pair) -> TlsFiles:
         (missing, r"router\.key cannot be read: No such file or directory"),
         (no_certificate, r"router\.pem holds no certificate in PEM form"),
         (cut, r"router\.pem holds no certificate in PEM form"),
+        (new_version, r"router\.pem holds no certificate in PEM form"),
         (no_key, r"router\.pem holds no key that can be used: it must be PEM, without a passphrase"),
         (other_key, r"other\.key is not the key of .*router\.pem: give the two that were made together"),
         (new_key, r"the certificate in .*router\.pem has no key that can be used: have it issued for another"),

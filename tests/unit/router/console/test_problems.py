@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from backhaul_router.core.console.problems import MAX_NAMED, Problem, Seen, Severity, pairing_of, problems
+from backhaul_router.core.console.pairing import MOST_WAYS, pairing_of
+from backhaul_router.core.console.problems import MAX_NAMED, Problem, Seen, Severity, problems
 from backhaul_router.core.health.circuit import BreakerState
 from backhaul_router.core.nodes import Node, NodeState, NodeTable, Role
 from backhaul_router.core.routing.reports import EngineReport
@@ -53,7 +54,7 @@ def test_an_empty_registry_is_told_from_one_that_does_not_answer() -> None:
 FAULTS = {
     "connector missing": (
         [node("p1", Role.PREFILL, connector_version="", reuse=False), D],
-        "without Backhaul's connector",
+        "no connector has come: it is not loaded, or BACKHAUL_AGENT_SOCKET names another socket",
         "docs/engines.md",
     ),
     "bidirectional off": (
@@ -66,13 +67,36 @@ FAULTS = {
         "peers are told 'localhost': set VLLM_NIXL_SIDE_CHANNEL_HOST",
         "docs/engines.md",
     ),
-    "block sizes differ": ([P, node("d1", block_size=32)], "block sizes differ (16 and 32 tokens)", "same vLLM"),
-    "versions differ": (
-        [P, node("d1", vllm_version="0.31.0", compatibility_hash="other")],
-        "versions of vLLM differ (0.32.0 and 0.31.0)",
+    "block sizes differ": (
+        [P, node("d1", block_size=32)],
+        "block sizes differ (16 tokens here, 32 there)",
         "same vLLM",
     ),
-    "weights differ": ([P, node("d1", weights_digest="other")], "weights differ", "weights"),
+    "versions differ": (
+        [P, node("d1", vllm_version="0.31.0", compatibility_hash="other")],
+        "versions of vLLM differ (0.32.0 here, 0.31.0 there)",
+        "same vLLM",
+    ),
+    "weights differ": (
+        [P, node("d1", weights_digest="other")],
+        "weights differ (digest weights here, other there)",
+        "weights",
+    ),
+    "hashes differ": (
+        [P, node("d1", compatibility_hash="0123456789abcdef")],
+        "compatibility hashes differ (hash here, 0123456789ab there)",
+        "dtypes",
+    ),
+    "tensor-parallel sizes differ": (
+        [node("p1", Role.PREFILL, tp_size=2), node("d1", tp_size=3)],
+        "tensor-parallel sizes do not fit (2 here, 3 there)",
+        "same vLLM",
+    ),
+    "connectors differ": (
+        [P, node("d1", connector_version="0.2.0")],
+        "reuse blocks with no decode node of its models: versions of the connector differ (0.1.0 here, 0.2.0 there)",
+        "connector",
+    ),
     "engine down": (
         [P, node("d1", state=NodeState.NOT_READY, state_reason="GET /health: connection refused")],
         "connection refused",
@@ -119,3 +143,55 @@ def test_errors_come_before_warnings() -> None:
     severities = [one.severity for one in found(P, replace(D, state=NodeState.NOT_READY), node("d2"), silent=("p1",))]
     assert severities == sorted(severities, key=lambda severity: severity is not Severity.ERROR)
     assert {*severities} == {*Severity}
+
+
+def apart(*nodes: Node) -> dict[tuple[str, ...], str]:
+    """Returns what is said of nodes that work with none of the other role."""
+    return {one.nodes: one.text for one in found(*nodes) if "with no" in one.text}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"block_size": 64},
+            "can exchange blocks with no prefill node of its models: block sizes differ (64 tokens here, ",
+        ),
+        (
+            {"connector_version": "0.2.0"},
+            "can reuse blocks with no prefill node of its models: versions of the connector ",
+        ),
+    ],
+)
+def test_a_decode_node_that_fits_no_prefill_node_is_named_beside_one_that_does(
+    changes: Mapping[str, object], text: str
+) -> None:
+    odd = node("d2", Role.DECODE, **changes)
+    (said,) = apart(P, D, odd).items()
+    assert (said[0], said[1].startswith(text)) == (("d2",), True)
+    # Where there is no other decode node, the prefill node says it.
+    assert [*apart(P, odd)] == [("p1",)]
+
+
+def test_a_node_that_fits_one_of_the_other_role_may_differ_from_the_rest() -> None:
+    assert apart(P, D, node("p2", Role.PREFILL, block_size=64), node("d2", block_size=64)) == {}
+
+
+def test_other_models_an_agent_that_is_gone_and_the_same_server_in_both_roles_are_no_partners() -> None:
+    others = frozenset({"other"})
+    assert apart(P, D, node("d2", models=others, block_size=64)) == {}
+    both = [
+        node(name, role, engine_url="http://both:8200") for name, role in (("p1", Role.PREFILL), ("d1", Role.DECODE))
+    ]
+    assert apart(*both) == {}
+    assert {*apart(*both, node("d2", block_size=64))} == {("p1",)}
+
+
+def test_an_engine_without_reuse_is_not_said_to_have_another_connector_too() -> None:
+    assert apart(P, node("d1", connector_version="0.2.0", reuse=False, reuse_problem="odd")) == {}
+
+
+def test_many_differences_are_counted_and_not_all_named() -> None:
+    many = [node(f"d{number}", weights_digest=f"digest-{number}") for number in range(MOST_WAYS + 2)]
+    (text,) = apart(P, *many).values()
+    assert (text.count("weights differ"), text.endswith("; and 2 more")) == (MOST_WAYS, True)

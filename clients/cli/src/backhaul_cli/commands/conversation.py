@@ -7,7 +7,6 @@ from backhaul_cli.commands.blocks import STATES, held_by, left
 from backhaul_cli.exits import CommandError, Exit
 from backhaul_cli.output import as_document, console, print_json, table
 from backhaul_cli.running import running
-from backhaul_cli.services import asked
 from backhaul_cli.settings import Settings, with_settings
 
 
@@ -23,17 +22,17 @@ def conversation(settings: Settings, session_id: str, model: str, cache_salt: st
     """
     request = conversation_pb2.FindConversationRequest(session_id=session_id, model=model, cache_salt=cache_salt)
     with running(settings) as services:
-        stub = conversation_pb2_grpc.ConversationServiceStub(services.router())
-        found = asked(
-            lambda: stub.FindConversation(request, timeout=settings.timeout_s, metadata=services.metadata)
+        found = services.at_the_router(
+            lambda channel: conversation_pb2_grpc.ConversationServiceStub(channel).FindConversation(
+                request, timeout=settings.timeout_s, metadata=services.metadata
+            )
         ).held
         holders = {one.node_id for one in found}
         sets, problems = held_by(services, [node for node in services.nodes() if node.node_id in holders])
     if not found:
         raise CommandError(
             f"nothing is held for {session_id!r}: it is unknown, its last turn was aborted (a stop string is an "
-            "abort), "
-            "was released, is being read by another turn, or belongs to another tenant or model",
+            "abort), was released, is being read by another turn, or belongs to another tenant or model",
             Exit.NOT_FOUND,
         )
     owned = {(one.engine_id, one.set_id): one for _, one in sets}

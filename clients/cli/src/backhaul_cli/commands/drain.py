@@ -9,7 +9,7 @@ from backhaul_cli.completing import complete_node
 from backhaul_cli.output import as_document, counted, print_json, print_json_line, span
 from backhaul_cli.running import running
 from backhaul_cli.services import asked
-from backhaul_cli.settings import Settings, with_settings
+from backhaul_cli.settings import Seconds, Settings, with_settings
 from backhaul_common.durations import duration, seconds
 
 _LOOK_S = 1.0
@@ -19,7 +19,7 @@ _LOOK_S = 1.0
 @click.argument("node_id", metavar="NODE", shell_complete=complete_node)
 @click.option(
     "--within-s",
-    type=click.FloatRange(min=0, max=86_400),
+    type=Seconds(min=0, max=86_400),
     help="Time until the node leaves, whatever still runs; the agent's own limit by default.",
 )
 @click.option("--wait", is_flag=True, help="Wait until it has left the directory.")

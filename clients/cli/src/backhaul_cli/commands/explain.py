@@ -7,7 +7,6 @@ import click
 from backhaul.router.v1 import router_pb2, router_pb2_grpc
 from backhaul_cli.output import as_document, console, plain, print_json, table
 from backhaul_cli.running import running
-from backhaul_cli.services import asked
 from backhaul_cli.settings import Settings, with_settings
 from backhaul_common.durations import seconds
 
@@ -26,8 +25,11 @@ def explain(settings: Settings, body: BinaryIO, api: str, session_id: str) -> No
     """
     request = router_pb2.ExplainRequest(body=body.read(), session_id=session_id, api=_APIS[api])
     with running(settings) as services:
-        stub = router_pb2_grpc.InferenceServiceStub(services.router())
-        answer = asked(lambda: stub.Explain(request, timeout=settings.timeout_s, metadata=services.metadata))
+        answer = services.at_the_router(
+            lambda channel: router_pb2_grpc.InferenceServiceStub(channel).Explain(
+                request, timeout=settings.timeout_s, metadata=services.metadata
+            )
+        )
     if settings.as_json:
         print_json(as_document(answer))
         return

@@ -45,10 +45,13 @@ def release(
 
 def _end(settings: Settings, request: router_pb2.EndConversationRequest) -> None:
     with running(settings) as services:
-        stub = router_pb2_grpc.InferenceServiceStub(services.router())
         # The router itself takes up to ten seconds.
         timeout_s = max(12.0, settings.timeout_s)
-        ended = asked(lambda: stub.EndConversation(request, timeout=timeout_s, metadata=services.metadata))
+        ended = services.at_the_router(
+            lambda channel: router_pb2_grpc.InferenceServiceStub(channel).EndConversation(
+                request, timeout=timeout_s, metadata=services.metadata
+            )
+        )
     if settings.as_json:
         print_json(as_document(ended))
     else:

@@ -1,5 +1,6 @@
 """`backhaul top`: nodes as they work, live."""
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,13 +13,13 @@ from rich.table import Table
 from backhaul.agent.v1 import agent_pb2
 from backhaul.registry.v1 import registry_pb2
 from backhaul_cli.commands.blocks import STATES
-from backhaul_cli.output import console, print_json_line, table
+from backhaul_cli.output import console, plain, print_json_line, table
 from backhaul_cli.running import running
 from backhaul_cli.services import Services, all_at_once
-from backhaul_cli.settings import Settings, with_settings
+from backhaul_cli.settings import Seconds, Settings, with_settings
 from backhaul_cli.views import ROLES
 from backhaul_cli.views import STATES as NODE_STATES
-from backhaul_common.errors import BackhaulError
+from backhaul_common.errors import BackhaulError, UnavailableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,35 +42,57 @@ class NodeLoad:
 
 @click.command("top")
 @click.option(
-    "--every-s", default=2.0, show_default=True, type=click.FloatRange(min=0.2), help="Time between two looks."
+    "--every-s", default=2.0, show_default=True, type=Seconds(min=0.2, max=3600), help="Time between two looks."
 )
 @click.option("--count", type=click.IntRange(min=1), help="End after so many looks; else Ctrl-C does.")
 @with_settings
 def top(settings: Settings, every_s: float, count: int | None) -> None:
     """Show what nodes have to do and what they hold, again and again.
 
-    With --json each look is one line.
+    With --json each look is one line. What is no terminal gets each look below the one before. A look for which no
+    registry answers says so, and the next one is tried; the first one ends the command.
     """
     with running(settings) as services:
         looks = _looks(services, every_s, count)
-        if settings.as_json:
-            for loads in looks:
-                print_json_line([asdict(load) for load in loads])
-            return
         screen = console()
-        with Live(console=screen, auto_refresh=False, screen=screen.is_terminal and count is None) as live:
-            for loads in looks:
-                live.update(_table(loads), refresh=True)
+        if settings.as_json:
+            for look in looks:
+                _print_json(look)
+        elif screen.is_terminal:
+            with Live(console=screen, auto_refresh=False, screen=count is None) as live:
+                for look in looks:
+                    live.update(_shown(look), refresh=True)
+        else:
+            for look in looks:
+                screen.print(_shown(look))
 
 
-def _looks(services: Services, every_s: float, count: int | None) -> Iterator[list[NodeLoad]]:
-    done = 0
-    while True:
-        yield list(all_at_once(lambda node: _load(services, node), services.nodes()))
-        done += 1
-        if done == count:
-            return
+def _looks(services: Services, every_s: float, count: int | None) -> Iterator[list[NodeLoad] | UnavailableError]:
+    """Yields what is seen each time, or why nothing is."""
+    yield _look(services)
+    for _ in itertools.count() if count is None else range(count - 1):
         time.sleep(every_s)
+        try:
+            yield _look(services)
+        except UnavailableError as error:
+            yield error
+
+
+def _look(services: Services) -> list[NodeLoad]:
+    return list(all_at_once(lambda node: _load(services, node), services.nodes()))
+
+
+def _print_json(look: list[NodeLoad] | UnavailableError) -> None:
+    if isinstance(look, UnavailableError):
+        click.echo(plain(str(look)), err=True)
+    else:
+        print_json_line([asdict(load) for load in look])
+
+
+def _shown(look: list[NodeLoad] | UnavailableError) -> Table | str:
+    if isinstance(look, UnavailableError):
+        return f"{time.strftime('%H:%M:%S')}  {plain(str(look))}"
+    return _table(look)
 
 
 def _load(services: Services, node: registry_pb2.Node) -> NodeLoad:

@@ -1,17 +1,20 @@
 """`backhaul trace ID`: what can be known of a turn without a store of traces."""
 
+import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from backhaul.agent.v1 import agent_pb2
 from backhaul_cli.commands.blocks import STATES, complain, held_by, left
 from backhaul_cli.exits import CommandError, Exit
 from backhaul_cli.output import as_document, console, plain, print_json, table
 from backhaul_cli.running import running
 from backhaul_cli.settings import Settings, with_settings
+from backhaul_common.errors import UnavailableError
 
 _MOST_LINES = 1_000
 _MOST_LINE_CHARS = 4_096
@@ -33,10 +36,9 @@ def trace(settings: Settings, turn_id: str, logs: tuple[Path, ...]) -> None:
     Services keep nothing of a turn that is over but what it left in an engine. So this shows the block sets of that
     name, and lines of the logs that are given. A line's trace_id leads to the whole trace where traces are exported.
     """
-    with running(settings) as services:
-        held, problems = held_by(services, services.nodes())
+    held, problems = _held(settings)
     sets = [(node_id, one) for node_id, one in held if turn_id in one.set_id]
-    lines = [line for path in logs for line in _lines(path, turn_id)]
+    lines = list(_lines(logs, turn_id))
     if settings.as_json:
         print_json(
             {
@@ -52,16 +54,30 @@ def trace(settings: Settings, turn_id: str, logs: tuple[Path, ...]) -> None:
         raise CommandError(_nothing(turn_id, looked_in_logs=bool(logs)), Exit.NOT_FOUND)
 
 
-def _lines(path: Path, turn_id: str) -> Iterator[tuple[Path, str]]:
-    """Yields lines that name the turn, or the trace of a line that does."""
+def _held(settings: Settings) -> tuple[list[tuple[str, agent_pb2.BlockSet]], dict[str, str]]:
+    """Returns what nodes hold, and why some do not say; logs tell what they know when no registry answers, too."""
+    with running(settings) as services:
+        try:
+            return held_by(services, services.nodes())
+        except UnavailableError as error:
+            return [], {"directory": str(error)}
+
+
+def _lines(paths: Sequence[Path], turn_id: str) -> Iterator[tuple[Path, str]]:
+    """Yields lines that name the turn, or the trace of a line in any of the logs that does."""
     traces = {turn_id}
-    with path.open(encoding="utf-8", errors="replace") as log:
-        matching = [line[:_MOST_LINE_CHARS].rstrip("\n") for line in log if turn_id in line]
-    traces |= set(filter(None, map(_trace_of, matching)))
-    with path.open(encoding="utf-8", errors="replace") as log:
-        found = (line[:_MOST_LINE_CHARS].rstrip("\n") for line in log if any(one in line for one in traces))
-        for _, line in zip(range(_MOST_LINES), found, strict=False):
+    for path in paths:
+        traces |= set(filter(None, map(_trace_of, _matching(path, {turn_id}))))
+    for path in paths:
+        for line in itertools.islice(_matching(path, traces), _MOST_LINES):
             yield path, line
+
+
+def _matching(path: Path, words: Collection[str]) -> Iterator[str]:
+    with path.open(encoding="utf-8", errors="replace") as log:
+        for line in log:
+            if any(word in line for word in words):
+                yield line[:_MOST_LINE_CHARS].rstrip("\n")
 
 
 def _trace_of(line: str) -> str:
@@ -70,7 +86,7 @@ def _trace_of(line: str) -> str:
     if line.startswith("{"):
         try:
             document = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
     if isinstance(document, dict):
         return str(document.get("trace_id") or "")

@@ -138,7 +138,7 @@ class TemplateProbe:
 
     model: str
     kind: str
-    """What the answer of that turn was like: ``plain``, or ``with reasoning``."""
+    """What the answer of that turn was: ``a plain answer``, or ``an answer with reasoning``."""
     held: tuple[int, ...]
     """Tokens of prompt and answer: those whose KV a decode engine holds after the turn."""
     prompt_count: int

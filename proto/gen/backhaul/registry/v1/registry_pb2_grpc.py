@@ -84,7 +84,8 @@ class IndexServiceServicer:
         Returns at most 16 pointers per key, newest first, in the order of the request's keys. Keys without pointers are
         absent from the answer. Idempotent. The read is linearizable.
 
-        INVALID_ARGUMENT (KEY_LIMIT) for more than 16 keys; UNAVAILABLE (ETCD_UNAVAILABLE) when etcd does not answer in time.
+        INVALID_ARGUMENT (KEY_LIMIT) for more than 16 keys; UNAVAILABLE (ETCD_UNAVAILABLE) when etcd does not answer;
+        DEADLINE_EXCEEDED (TIMED_OUT) when it did not within the caller's deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,6 +138,9 @@ class IndexServiceServicer:
 
         The digest tells one history from another: when etcd was restored from an older snapshot the same revision stands
         for other content, and a client that resumed would be wrong for ever.
+
+        UNAVAILABLE (ETCD_UNAVAILABLE) ends a watch, and refuses one that comes back, while etcd cannot be followed: go on with
+        what is known, and come back. A client that comes with `start_revision` 0 gets what there was last, and then the same.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,7 +46,8 @@ class IndexServiceStub:
     Returns at most 16 pointers per key, newest first, in the order of the request's keys. Keys without pointers are
     absent from the answer. Idempotent. The read is linearizable.
 
-    INVALID_ARGUMENT (KEY_LIMIT) for more than 16 keys; UNAVAILABLE (ETCD_UNAVAILABLE) when etcd does not answer in time.
+    INVALID_ARGUMENT (KEY_LIMIT) for more than 16 keys; UNAVAILABLE (ETCD_UNAVAILABLE) when etcd does not answer;
+    DEADLINE_EXCEEDED (TIMED_OUT) when it did not within the caller's deadline.
     """
     PublishBlockSets: _grpc.StreamStreamMultiCallable[_registry_pb2.PublishBlockSetsRequest, _registry_pb2.PublishBlockSetsResponse]
     """Keeps the pointers of one engine incarnation. Called by the agent that owns the engine; one stream per engine.
@@ -83,6 +84,9 @@ class IndexServiceStub:
 
     The digest tells one history from another: when etcd was restored from an older snapshot the same revision stands
     for other content, and a client that resumed would be wrong for ever.
+
+    UNAVAILABLE (ETCD_UNAVAILABLE) ends a watch, and refuses one that comes back, while etcd cannot be followed: go on with
+    what is known, and come back. A client that comes with `start_revision` 0 gets what there was last, and then the same.
     """
 
 @_typing.type_check_only
@@ -103,7 +107,8 @@ class IndexServiceAsyncStub(IndexServiceStub):
     Returns at most 16 pointers per key, newest first, in the order of the request's keys. Keys without pointers are
     absent from the answer. Idempotent. The read is linearizable.
 
-    INVALID_ARGUMENT (KEY_LIMIT) for more than 16 keys; UNAVAILABLE (ETCD_UNAVAILABLE) when etcd does not answer in time.
+    INVALID_ARGUMENT (KEY_LIMIT) for more than 16 keys; UNAVAILABLE (ETCD_UNAVAILABLE) when etcd does not answer;
+    DEADLINE_EXCEEDED (TIMED_OUT) when it did not within the caller's deadline.
     """
     PublishBlockSets: _aio.StreamStreamMultiCallable[_registry_pb2.PublishBlockSetsRequest, _registry_pb2.PublishBlockSetsResponse]  # type: ignore[assignment]
     """Keeps the pointers of one engine incarnation. Called by the agent that owns the engine; one stream per engine.
@@ -140,6 +145,9 @@ class IndexServiceAsyncStub(IndexServiceStub):
 
     The digest tells one history from another: when etcd was restored from an older snapshot the same revision stands
     for other content, and a client that resumed would be wrong for ever.
+
+    UNAVAILABLE (ETCD_UNAVAILABLE) ends a watch, and refuses one that comes back, while etcd cannot be followed: go on with
+    what is known, and come back. A client that comes with `start_revision` 0 gets what there was last, and then the same.
     """
 
 class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -163,7 +171,8 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
         Returns at most 16 pointers per key, newest first, in the order of the request's keys. Keys without pointers are
         absent from the answer. Idempotent. The read is linearizable.
 
-        INVALID_ARGUMENT (KEY_LIMIT) for more than 16 keys; UNAVAILABLE (ETCD_UNAVAILABLE) when etcd does not answer in time.
+        INVALID_ARGUMENT (KEY_LIMIT) for more than 16 keys; UNAVAILABLE (ETCD_UNAVAILABLE) when etcd does not answer;
+        DEADLINE_EXCEEDED (TIMED_OUT) when it did not within the caller's deadline.
         """
 
     @_abc_1.abstractmethod
@@ -224,6 +233,9 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
 
         The digest tells one history from another: when etcd was restored from an older snapshot the same revision stands
         for other content, and a client that resumed would be wrong for ever.
+
+        UNAVAILABLE (ETCD_UNAVAILABLE) ends a watch, and refuses one that comes back, while etcd cannot be followed: go on with
+        what is known, and come back. A client that comes with `start_revision` 0 gets what there was last, and then the same.
         """
 
 def add_IndexServiceServicer_to_server(servicer: IndexServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,8 +1,6 @@
 """Server interceptor that lets in only callers of certain names."""
 
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -10,12 +8,9 @@ import grpc
 import structlog
 
 from backhaul_common.errors import PermissionDeniedError
-from backhaul_common.interceptors import HANDLERS
+from backhaul_common.handlers import HANDLERS, Context, Handler, preceded
 
 _log = structlog.get_logger(__name__)
-
-Handler = Any
-"""``grpc.RpcMethodHandler``."""
 
 
 class CallersInterceptor(grpc.aio.ServerInterceptor):
@@ -33,9 +28,9 @@ class CallersInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
+    ) -> "Handler | None":
         """Wraps the handler of one call, unless everybody may make it."""
         handler = await continuation(handler_call_details)
         path = handler_call_details.method
@@ -46,26 +41,13 @@ class CallersInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _guarded(handler: Handler, accepted: frozenset[str], path: str) -> Handler:
-    """Returns a handler of the same kind that looks who calls."""
-    takes = "stream" if handler.request_streaming else "unary"
-    gives = "stream" if handler.response_streaming else "unary"
-    behavior = getattr(handler, f"{takes}_{gives}")
+    """Returns a handler of the same kind that looks first who calls."""
 
-    async def call(request: Any, context: Any) -> Any:
+    async def check(request: Any, context: Context) -> Any:
         _check(context, accepted, path)
-        return await behavior(request, context)
+        return request
 
-    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-        _check(context, accepted, path)
-        async with aclosing(behavior(request, context)) as answers:
-            async for answer in answers:
-                yield answer
-
-    return getattr(grpc, f"{takes}_{gives}_rpc_method_handler")(
-        stream if inspect.isasyncgenfunction(behavior) else call,
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
+    return preceded(handler, check, request_streaming=bool(handler.request_streaming))
 
 
 def _check(context: Any, accepted: Collection[str], path: str) -> None:

@@ -105,7 +105,7 @@ def _ca_end(path: str, cas: Sequence[x509.Certificate], now: datetime) -> dateti
 def _parsed(path: str, pem: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise _unusable(f"{path} holds no certificate in PEM form") from error
 
 

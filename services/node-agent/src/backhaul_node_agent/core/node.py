@@ -15,8 +15,8 @@ from backhaul_node_agent.core.bounds import MAX_ITEMS, MAX_RECORD_BYTES, MAX_TEX
 T = TypeVar("T")
 
 NO_CONNECTOR = (
-    "the engine runs without Backhaul's connector: start vLLM with the flags that the README gives for engines "
-    "(kv_connector_module_path in --kv-transfer-config) and with BACKHAUL_AGENT_SOCKET set to this agent's socket"
+    "no connector has come: it is not loaded (the README has the flags for engines, kv_connector_module_path in "
+    "--kv-transfer-config among them), or BACKHAUL_AGENT_SOCKET names another socket than this agent's"
 )
 """Shown for an engine that the side channel knows and no connector speaks for."""
 

@@ -45,8 +45,8 @@ class MemoryFigures:
     """Blocks of all engines together."""
 
     block_count: int
-    free_count: int
-    """Of engines whose connector says it."""
+    free_count: int | None
+    """Of engines whose connector says it; None when none does, as with prefill engines."""
     retained_count: int
     budget_count: int
 
@@ -93,9 +93,10 @@ class Owner:
     def memory(self) -> MemoryFigures:
         """Returns how full the engines are."""
         engines = self._held.engines.values()
+        free = [engine.budget.free_count for engine in engines if engine.budget.free_count is not None]
         return MemoryFigures(
             block_count=sum(engine.facts.block_count for engine in engines),
-            free_count=sum(engine.budget.free_count or 0 for engine in engines),
+            free_count=sum(free) if free else None,
             retained_count=sum(engine.budget.pinned_count for engine in engines),
             budget_count=sum(engine.budget.limit for engine in engines),
         )

@@ -8,7 +8,8 @@ from backhaul_common.clock import Clock
 from backhaul_router.core.console import views
 from backhaul_router.core.console.history import STEP_S, History
 from backhaul_router.core.console.journal import Journal
-from backhaul_router.core.console.problems import Found, Problem, Seen, pairing_of, problems
+from backhaul_router.core.console.pairing import pairing_of
+from backhaul_router.core.console.problems import Found, Problem, Seen, problems
 from backhaul_router.core.console.reasons import REASONS
 from backhaul_router.core.nodes import NodeTable
 from backhaul_router.core.routing.live import Live

@@ -5,7 +5,19 @@ from typing import Any
 
 from backhaul_router.core.errors import invalid
 
-_PROMPTS = ("messages", "input", "query", "queries", "documents", "data_1", "data_2", "text_1", "text_2")
+_PROMPTS = (
+    "messages",
+    "system",
+    "input",
+    "items",
+    "query",
+    "queries",
+    "documents",
+    "data_1",
+    "data_2",
+    "text_1",
+    "text_2",
+)
 """Fields that hold content parts, of turns and of what is passed on (`entrypoints/pooling`)."""
 
 
@@ -25,4 +37,7 @@ def check_media(fields: Mapping[str, Any]) -> None:
 def _named(value: object) -> bool:
     if isinstance(value, list):
         return any(map(_named, value))
-    return isinstance(value, dict) and (value.get("uuid") is not None or _named(value.get("content")))
+    if not isinstance(value, dict):
+        return False
+    # What a tool gave back is content, too (`entrypoints/openai/responses/utils.py`).
+    return value.get("uuid") is not None or _named(value.get("content")) or _named(value.get("output"))

@@ -29,8 +29,7 @@ def _skewed(node_id: str, setup: EngineSetup) -> Finding:
         "clock-skew",
         node_id,
         f"The engine's clock does not run like its agent's ({_times(setup)}): deadlines cannot be counted on, and "
-        "nothing "
-        "that it holds is granted until it runs evenly.",
+        "nothing that it holds is granted until it runs evenly.",
         _STEADY,
     )
 
@@ -40,8 +39,7 @@ def _jumped(node_id: str, setup: EngineSetup) -> Finding:
         "clock-jumped",
         node_id,
         f"The engine's clock runs evenly now, and has not always ({_times(setup)}): engines that knew it before read "
-        "no blocks "
-        "of it until it restarts.",
+        "no blocks of it until it restarts.",
         _STEADY,
     )
 
@@ -82,9 +80,8 @@ def _skew(subject: str, clock: Clock, usual_s: float) -> Finding:
     return warning(
         "time-of-day-skew",
         subject,
-        f"Its time of day is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the others': "
-        "certificates and "
-        "tokens count as expired or not yet valid there, and traces and logs do not line up.",
+        f"Its time of day is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the others': certificates "
+        "and tokens count as expired or not yet valid there, and traces and logs do not line up.",
         "Synchronise its machine's clock (chrony, systemd-timesyncd).",
     )
 

@@ -56,7 +56,7 @@ def connectors(snapshot: Snapshot) -> Iterator[Finding]:
         for engine in node.engines:
             if not engine.connector_version:
                 yield _missing(node, engine, agent)
-            elif not engine.reuse:
+            elif not engine.reuse and node.state != "not-ready":
                 yield _problem(node, engine)
 
 
@@ -69,9 +69,8 @@ def nixl(snapshot: Snapshot) -> Iterator[Finding]:
                 node.node_id,
                 "The agent runs without NIXL: nothing is renewed or freed early, so a conversation is forgotten after "
                 "decoder_kv_blocks_ttl, and its blocks stay pinned until then.",
-                "In the agent's environment: pip install --no-deps -r services/node-agent/requirements-nixl.txt; "
-                "then restart "
-                "the agent.",
+                "In the agent's environment: pip install --no-deps -r services/node-agent/requirements-nixl.txt; then "
+                "restart the agent.",
             )
 
 
@@ -86,8 +85,7 @@ def kv_events(snapshot: Snapshot) -> Iterator[Finding]:
                 "kv-events-missing",
                 node.node_id,
                 "The agent does not follow KV events: there are no second chances for blocks that are retained no "
-                "more, "
-                "though the engine may still cache them.",
+                "more, though the engine may still cache them.",
                 'Start vLLM with --kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": '
                 '"tcp://*:5557"}\', and the agent with --kv-events tcp://HOST:5557.',
             )
@@ -108,8 +106,8 @@ def _missing(node: Node, engine: Engine, agent: Agent) -> Finding:
     return make(
         "connector-missing",
         _where(node, engine),
-        f"The {node.role} engine runs without Backhaul's connector: {follows}.",
-        f"Load the connector: {_how(agent)}.",
+        f"No connector of the {node.role} engine has come to its agent: {follows}.",
+        f"Load the connector: {_how(agent)}. Where it is loaded, BACKHAUL_AGENT_SOCKET names another socket.",
     )
 
 
@@ -118,8 +116,7 @@ def _how(agent: Agent) -> str:
     return (
         "install services/node-agent/connector in vLLM's environment, start vLLM with "
         '"kv_connector": "NixlConnector", "kv_connector_module_path": "backhaul_connector" in --kv-transfer-config, '
-        "and "
-        f"BACKHAUL_AGENT_SOCKET={socket}"
+        f"and BACKHAUL_AGENT_SOCKET={socket}"
     )
 
 

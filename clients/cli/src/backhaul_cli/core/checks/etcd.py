@@ -52,17 +52,15 @@ def _of(etcd: Etcd, quota_bytes: int) -> Iterator[Finding]:
             "etcd-version",
             subject,
             f"etcd {etcd.version} can lose data when it is killed under load (etcd-io/etcd#13766): nodes and what "
-            "they hold "
-            "would vanish from the index until they publish anew.",
+            "they hold would vanish from the index until they publish anew.",
             "Run 3.5.7 or newer, or 3.4.23.",
         )
     elif not _sound(etcd.version):
         yield warning(
             "etcd-version",
             subject,
-            f"etcd {etcd.version} is older than what Backhaul is tested with; some of these versions end with a "
-            "panic when a "
-            "read is cancelled (etcd-io/etcd#14110).",
+            f"etcd {etcd.version} is older than what Backhaul is tested with; some of these versions end with a panic "
+            "when a read is cancelled (etcd-io/etcd#14110).",
             "Run 3.5.7 or newer, or 3.4.23.",
         )
 
@@ -75,11 +73,9 @@ def _speed(etcd: Etcd, subject: str) -> Iterator[Finding]:
             "etcd-slow",
             subject,
             f"etcd is slow: {' and '.join(over)}. Lookups run out of their budget (lookup_timeout), and a turn that "
-            "follows "
-            "quickly is not found yet.",
+            "follows quickly is not found yet.",
             "Give etcd a fast disk of its own (SSD: its log is flushed at each write), members near the registries, "
-            "and "
-            "enough CPU; until then raise --lookup-budget-s of the routers.",
+            "and enough CPU; until then raise --lookup-budget-s of the routers.",
         )
 
 
@@ -90,19 +86,16 @@ def _space(etcd: Etcd, subject: str, quota_bytes: int) -> Iterator[Finding]:
             subject,
             "etcd is full (alarm NOSPACE): nothing new is published, so turns get cold as pointers lapse.",
             "etcdctl compact REVISION, etcdctl defrag, etcdctl alarm disarm; then set --auto-compaction-retention=1h "
-            "and, if "
-            "need be, a larger --quota-backend-bytes.",
+            "and, if need be, a larger --quota-backend-bytes.",
         )
     elif etcd.size_bytes > NEARLY_FULL * quota_bytes:
         yield warning(
             "etcd-quota",
             subject,
             f"etcd's database has {etcd.size_bytes / 2**20:.0f} of {quota_bytes / 2**20:.0f} MiB: when it is full, "
-            "nothing is "
-            "published any more.",
+            "nothing is published any more.",
             "Set --auto-compaction-retention=1h, run etcdctl defrag, or raise --quota-backend-bytes (and tell doctor "
-            "with "
-            "--etcd-quota-mib).",
+            "with --etcd-quota-mib).",
         )
     if not etcd.compacted and etcd.revision > MANY_REVISIONS:
         yield warning(

@@ -19,8 +19,7 @@ def registries(snapshot: Snapshot) -> Iterator[Finding]:
                 f"registry {registry.address}",
                 f"The registry does not answer: {registry.problem}. Without any, nothing is found and turns are cold.",
                 "See that it runs and that --registry names its --listen address; under TLS give --tls-ca and, where "
-                "it "
-                "goes by a name, --tls-registry-name.",
+                "it goes by a name, --tls-registry-name.",
             )
 
 
@@ -34,9 +33,8 @@ def nodes(snapshot: Snapshot) -> Iterator[Finding]:
                 f"no-{role}-node",
                 "cluster",
                 f"No {role} node has joined: there is nothing to exchange blocks with.",
-                f"Start a node agent with --role {role} beside each vLLM server that is to {_work(role)}, with "
-                "--registry "
-                "naming these registries; its log says why it cannot join.",
+                f"Start a node agent with --role {role} beside each vLLM server that is to {_work(role)}, with its "
+                "--registry naming these registries; its log says why it cannot join.",
             )
     for node in snapshot.nodes:
         yield from _state(node)
@@ -60,7 +58,7 @@ def router(snapshot: Snapshot) -> Iterator[Finding]:
         yield error(
             "router-not-ready",
             subject,
-            f"The router takes no turns: {snapshot.router.not_ready}.",
+            f"The router is not ready, so load balancers send it no turns: {snapshot.router.not_ready}.",
             "Mend what is found about nodes; a router that finds nothing at all cannot reach its --registry.",
         )
 
@@ -109,11 +107,9 @@ def _agent(node: Node, snapshot: Snapshot) -> Iterator[Finding]:
         "agent-unreachable",
         node.node_id,
         f"The agent does not answer at {node.agent_address}, where routers look for it: {agent.problem}. What its "
-        "engine "
-        "holds cannot be claimed.",
-        "Set --advertise of the agent to an address that routers reach, let the port through, and, where this "
-        "machine is "
-        "the only one that cannot reach it, run doctor where the routers are.",
+        "engine holds cannot be claimed.",
+        "Set --advertise of the agent to an address that routers reach, let the port through, and, where this machine "
+        "is the only one that cannot reach it, run doctor where the routers are.",
     )
 
 

@@ -21,8 +21,7 @@ def renewals(snapshot: Snapshot) -> Iterator[Finding]:
                     node.node_id,
                     f"Blocks are gone before the next turn can have them: {setup.retention_problem}.",
                     'Set "decoder_kv_blocks_ttl": 480 and "kv_lease_duration": 180 in kv_connector_extra_config of '
-                    "this "
-                    "decode engine and restart vLLM.",
+                    "this decode engine and restart vLLM.",
                 )
 
 
@@ -39,12 +38,10 @@ def hand_offs(snapshot: Snapshot) -> Iterator[Finding]:
                     "prefill-lease-short",
                     node.node_id,
                     f"Its kv_lease_duration is {setup.lease_s:g} s, and decode engines renew only every "
-                    f"{max(beats):g} s: a "
-                    "hand-off that waits at a busy decode engine is freed before it is read, and the turn is "
-                    "computed twice.",
+                    f"{max(beats):g} s: a hand-off that waits at a busy decode engine is freed before it is read, and "
+                    "the turn is computed twice.",
                     f'Set "kv_lease_duration" to {needed_s:g} or more in kv_connector_extra_config of the prefill '
-                    "engine (180 "
-                    "on both sides is recommended) and restart vLLM.",
+                    "engine (180 on both sides is recommended) and restart vLLM.",
                 )
 
 

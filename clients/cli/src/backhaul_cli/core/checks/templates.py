@@ -36,8 +36,7 @@ def _drops(probe: TemplateProbe, kept: int) -> Finding:
     return warning(
         "template-drops-history",
         f"model {probe.model}",
-        f"After an answer {probe.kind}, the next prompt agrees with only {kept} of the {len(probe.held)} tokens that "
-        "the decode "
+        f"After {probe.kind}, the next prompt agrees with only {kept} of the {len(probe.held)} tokens that the decode "
         f"engine holds: {lost} tokens cannot be reused, nor anything after them. {_why(probe, kept)}",
         _fix(probe, kept),
     )
@@ -47,7 +46,7 @@ def _why(probe: TemplateProbe, kept: int) -> str:
     where = f'Held goes on with "{probe.held_text}", the next prompt with "{probe.following_text}".'
     if _begins_anew(probe, kept):
         return f"The template writes the beginning of the conversation anew, or leaves it out. {where}"
-    if probe.kind == "with reasoning":
+    if probe.kind == "an answer with reasoning":
         return f"The template drops what the answer thought (between <think> and </think>) once it is history. {where}"
     return f"The template changes an answer once it is history. {where}"
 
@@ -60,14 +59,11 @@ def _begins_anew(probe: TemplateProbe, kept: int) -> bool:
 def _fix(probe: TemplateProbe, kept: int) -> str:
     if _begins_anew(probe, kept):
         return (
-            "Use a template that only appends (--chat-template): no dates, counters or tool lists that change in "
-            "front of the "
-            "conversation, and no window over its last messages."
+            "Use a template that only appends (--chat-template): no dates, counters or tool lists that change in front "
+            "of the conversation, and no window over its last messages."
         )
     return (
-        "Where the model allows it, keep reasoning in the history (--chat-template with a copy that does not strip "
-        "it, or its "
-        "own switch in --default-chat-template-kwargs) and have clients send it back; else expect answers with "
-        "reasoning to be "
-        "computed anew, while all before them is still reused."
+        "Where the model allows it, keep reasoning in the history (--chat-template with a copy that does not strip it, "
+        "or its own switch in --default-chat-template-kwargs) and have clients send it back; else expect answers with "
+        "reasoning to be computed anew, while all before them is still reused."
     )

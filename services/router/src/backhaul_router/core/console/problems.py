@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from backhaul_router.core.health.circuit import BreakerState
-from backhaul_router.core.nodes import Engine, Node, NodeState, NodeTable, Role, exchange
+from backhaul_router.core.nodes import Engine, Node, NodeState, NodeTable
 from backhaul_router.core.routing.reports import EngineReport
-from backhaul_router.core.tensor_parallel import reads
 
 MAX_NAMED = 20
 """Nodes that a problem names; of more it says how many there are."""
 
-_NO_CONNECTOR = "the engine runs without Backhaul's connector"
+_NO_CONNECTOR = "no connector has come: it is not loaded, or BACKHAUL_AGENT_SOCKET names another socket"
 _AGENT_SILENT = "tells nothing of its engines' load"
 
 
@@ -55,7 +54,7 @@ Found = tuple[Severity, str, str, str]
 
 
 def problems(seen: Seen, pairing: Iterable[Found]) -> list[Problem]:
-    """Returns all problems, errors first; the same one on several nodes counts once. ``pairing``: `pairing_of`'s."""
+    """Returns all problems, errors first; the same one on several nodes counts once. ``pairing``: of `pairing_of`."""
     grouped: dict[tuple[Severity, str, str], list[str]] = {}
     for severity, text, remedy, node_id in _found(seen, pairing):
         grouped.setdefault((severity, text, remedy), []).append(node_id)
@@ -64,14 +63,6 @@ def problems(seen: Seen, pairing: Iterable[Found]) -> list[Problem]:
         for what, nodes in grouped.items()
     ]
     return sorted(found, key=lambda problem: problem.severity is not Severity.ERROR)
-
-
-def pairing_of(table: NodeTable) -> tuple[Found, ...]:
-    """Returns why nodes cannot work together. It compares pairs: ask once for each version of the table."""
-    remedy = "see what is said of the nodes below, and their records under Nodes"
-    problem = table.problem() if len(table) else ""
-    text = f"no turn can be served over two engines: {problem}"
-    return (*([(Severity.ERROR, text, remedy, "")] if problem else []), *_unlike(table))
 
 
 def _found(seen: Seen, pairing: Iterable[Found]) -> Iterator[Found]:
@@ -138,37 +129,3 @@ def _engine(node: Node, engine: Engine, seen: Seen) -> Iterator[Found]:
             "is not older than the router",
             node.node_id,
         )
-
-
-def _unlike(table: NodeTable) -> Iterator[Found]:
-    """Yields how the engines of a prefill node differ from all those that decode its models."""
-    decodes = [node for node in table if node.role is Role.DECODE and not node.orphaned]
-    for node in table:
-        peers = [peer for peer in decodes if peer.models & node.models] if node.role is Role.PREFILL else []
-        if peers and not node.orphaned and not any(_fits(node, peer) for peer in peers):
-            ways = sorted({difference for peer in peers for difference in _differences(node, peer)})
-            text = f"can exchange blocks with no decode node of its models: {'; '.join(ways)}"
-            yield Severity.ERROR, text, "run the same vLLM, weights, block size and dtypes on both sides", node.node_id
-
-
-def _fits(prefill: Node, decode: Node) -> bool:
-    return all(exchange(one, other) for one in prefill.engines for other in decode.engines)
-
-
-def _differences(prefill: Node, decode: Node) -> Iterable[str]:
-    for one in prefill.engines:
-        for other in decode.engines:
-            if one.block_size and other.block_size and one.block_size != other.block_size:
-                yield f"block sizes differ ({one.block_size} and {other.block_size} tokens)"
-            if one.weights_digest and other.weights_digest and one.weights_digest != other.weights_digest:
-                yield "weights differ"
-            if one.vllm_version and other.vllm_version and one.vllm_version != other.vllm_version:
-                yield f"versions of vLLM differ ({one.vllm_version} and {other.vllm_version})"
-            elif _both(one.compatibility_hash, other.compatibility_hash):
-                yield "NIXL's compatibility hashes differ (versions, model, dtypes or attention)"
-            if not reads(other.tp_size, one.tp_size, one.kv_head_count or other.kv_head_count):
-                yield f"tensor-parallel sizes do not fit ({one.tp_size} and {other.tp_size})"
-
-
-def _both(one: str, other: str) -> bool:
-    return bool(one and other) and one != other

@@ -53,11 +53,12 @@ REASONS: dict[str, Reason] = {
     ),
     misses.INCOMPATIBLE: Reason(
         "No prefill node can exchange blocks with the one that holds the conversation.",
-        "Run the same vLLM, weights, block size and dtypes on both sides. " + _LOOK_AT_RECORD,
+        "Run the same vLLM, connector, weights, block size and dtypes on both sides. " + _LOOK_AT_RECORD,
     ),
     misses.NO_CONNECTOR: Reason(
-        "The prefill engine runs without Backhaul's connector: nobody would verify the blocks.",
-        "Load the connector in that engine. " + _LOOK_AT_RECORD,
+        "No prefill engine that fits would verify the blocks: it runs without Backhaul's connector or with another "
+        "version of it than the holder, or it has it and cannot reuse.",
+        _LOOK_AT_RECORD,
     ),
     misses.PAIR_APART: Reason(
         "Every prefill node that could read failed to read from this holder a moment ago.",
