@@ -62,15 +62,16 @@ def pointer_id_to_proto(pointer: PointerId) -> pb.BlockSetPointer:
 
 def pointer_from_proto(message: pb.BlockSetPointer) -> Pointer:
     """Takes a whole pointer."""
-    return facts_from_proto(pointer_id_from_proto(message), message)
+    return facts_from_proto(message, scope=message.scope, key=message.key, set_id=message.set_id)
 
 
-def facts_from_proto(pointer: PointerId, message: pb.BlockSetPointer) -> Pointer:
-    """Takes all but the id of a pointer, and an id that is known otherwise."""
+def facts_from_proto(message: pb.BlockSetPointer, *, scope: str, key: str, set_id: str) -> Pointer:
+    """Takes all but the id of a pointer, which is known otherwise."""
     return Pointer(
-        scope=pointer.scope,
-        key=pointer.key,
-        set_id=pointer.set_id,
+        # Thousands are kept, of few scopes.
+        scope=sys.intern(scope),
+        key=key,
+        set_id=set_id,
         engine_id=message.engine_id,
         node_id=message.node_id,
         token_count=message.token_count,
@@ -84,8 +85,7 @@ def facts_from_proto(pointer: PointerId, message: pb.BlockSetPointer) -> Pointer
 
 def pointer_id_from_proto(message: pb.BlockSetPointer) -> PointerId:
     """Takes the id of a pointer."""
-    # Thousands are kept, of few scopes.
-    return PointerId(sys.intern(message.scope), message.key, message.set_id)
+    return PointerId(message.scope, message.key, message.set_id)
 
 
 def node_to_proto(node: Node) -> pb.Node:

@@ -7,9 +7,13 @@
 Every part has passed `core.rules`; set ids, which engines choose, are percent-encoded.
 """
 
+import re
 from urllib.parse import quote, unquote
 
 from backhaul_registry.core.model import Pointer, PointerId
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.~-]*")
+"""What is encoded as itself, which takes a while to find out for `quote`."""
 
 
 class Keys:
@@ -18,7 +22,8 @@ class Keys:
     def __init__(self, cluster: str) -> None:
         self.nodes = f"/{cluster}/nodes/".encode()
         """Prefix of all nodes."""
-        self.index = f"/{cluster}/index/".encode()
+        self._index = f"/{cluster}/index/"
+        self.index = self._index.encode()
         """Prefix of all pointers."""
         self._streams = f"/{cluster}/streams/".encode()
 
@@ -40,7 +45,8 @@ class Keys:
 
     def pointer(self, pointer: PointerId | Pointer) -> bytes:
         """Key of a pointer."""
-        return self.lookup(pointer.scope, pointer.key) + quote(pointer.set_id, safe="").encode()
+        set_id = pointer.set_id if _PLAIN.fullmatch(pointer.set_id) else quote(pointer.set_id, safe="")
+        return f"{self._index}{pointer.scope}/{pointer.key}/{set_id}".encode()
 
     def pointer_id(self, key: bytes) -> PointerId:
         """Returns what a pointer's key says. Raises ValueError for any other key."""

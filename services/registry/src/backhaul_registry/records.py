@@ -61,7 +61,8 @@ class Records:
             message = pb.BlockSetPointer.FromString(_body(kv.value, _POINTER))
             if message.scope or message.key or message.set_id:
                 raise ValueError("only its key says which pointer it is")
-            pointer = convert.facts_from_proto(self._keys.pointer_id(kv.key), message)
+            said = self._keys.pointer_id(kv.key)
+            pointer = convert.facts_from_proto(message, scope=said.scope, key=said.key, set_id=said.set_id)
             rules.check_pointer(pointer)
         except _UNREADABLE as error:
             self._report(kv, error)
