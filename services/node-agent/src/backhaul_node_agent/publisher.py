@@ -30,8 +30,9 @@ class Publisher:
     Keeps what should be published; each new stream starts with all of it.
     """
 
-    MAX_IN_FLIGHT = 4
-    """Batches sent but not acknowledged; when they are all out, changes wait and are merged by set."""
+    MAX_IN_FLIGHT = 2
+    """Batches sent but not acknowledged: one is being written, one is there when that is done. While both are out,
+    changes wait and are merged by set: the registry writes one after the other, and many at once are as fast as one."""
     MAX_POINTERS = 500
     """Pointers to write or remove in one batch, give or take one set's."""
     MAX_REMOVALS = 10_000
