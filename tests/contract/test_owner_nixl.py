@@ -11,10 +11,12 @@ import pytest
 import zmq.asyncio
 from structlog.testing import capture_logs
 
+from backhaul_node_agent import instruments
 from backhaul_node_agent.core.events import SendRelease, SendRenewal
 from backhaul_node_agent.engine_probe import SideChannel
 from backhaul_node_agent.nixl_notifier import EngineAddress, NixlAgent, NixlNotifier, open_nixl
 from tests.fakes.eventually import eventually
+from tests.fakes.readings import Readings
 from tests.fakes.side_channel import FakeSideChannel
 
 
@@ -78,7 +80,9 @@ async def test_releases_and_renewals_go_to_every_rank(context: zmq.asyncio.Conte
     assert engine.asked == [[b"get_meta_msg", 0, 0], [b"get_meta_msg", 0, 1]]
 
 
-async def test_another_incarnation_on_the_side_channel_is_told_nothing(context: zmq.asyncio.Context) -> None:
+async def test_another_incarnation_on_the_side_channel_is_told_nothing(
+    read: Readings, context: zmq.asyncio.Context
+) -> None:
     nixl = FakeNixl()
     with FakeSideChannel("engine-2") as engine:
         address = EngineAddress("127.0.0.1", engine.port, tp_size=1)
@@ -87,9 +91,10 @@ async def test_another_incarnation_on_the_side_channel_is_told_nothing(context: 
             notifier.send(SendRelease("engine-2", "set-2"))
             await eventually(lambda: bool(nixl.sent))
     assert nixl.sent == [("peer-m", b"set-2:1")]
+    assert read.counted(instruments.LOST_NOTIFICATIONS) == {("not_sent",): 1}
 
 
-async def test_a_peer_that_failed_is_met_anew(context: zmq.asyncio.Context) -> None:
+async def test_a_peer_that_failed_is_met_anew(read: Readings, context: zmq.asyncio.Context) -> None:
     nixl = FakeNixl()
     with FakeSideChannel() as engine:
         address = EngineAddress("127.0.0.1", engine.port, tp_size=1)
@@ -100,8 +105,19 @@ async def test_a_peer_that_failed_is_met_anew(context: zmq.asyncio.Context) -> N
             nixl.fails = False
             notifier.send(SendRelease("engine-1", "set-1"))
             await eventually(lambda: nixl.sent == [("peer-m", b"set-1:1")])
+    assert read.counted(instruments.LOST_NOTIFICATIONS) == {("not_sent",): 1}
     assert nixl.removed == ["peer-m"]
     assert len(engine.asked) == 2
+
+
+async def test_what_finds_no_room_is_lost_and_counted(
+    read: Readings, context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backhaul_node_agent.nixl_notifier.MAX_QUEUED", 1)
+    async with notifying(context, FakeNixl()) as notifier:
+        for set_id in ("set-1", "set-2", "set-3"):
+            notifier.send(SendRelease("engine-1", set_id))
+        assert read.counted(instruments.LOST_NOTIFICATIONS) == {("queue_full",): 2}
 
 
 async def test_whether_engines_can_be_told_is_open_until_nixl_has_loaded(context: zmq.asyncio.Context) -> None:

@@ -13,12 +13,14 @@ from structlog.testing import capture_logs
 
 from backhaul.registry.v1 import registry_pb2
 from backhaul_common.grpc_client import open_channel
+from backhaul_node_agent import instruments
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.node import NO_CONNECTOR, SideChannelFacts
 from backhaul_node_agent.service import SERVICE_NAME
 from tests.contract.owner_node import owner_node, reuses
 from tests.fakes.connector import WEIGHTS, FakeConnector, hello
 from tests.fakes.eventually import eventually
+from tests.fakes.readings import Readings
 from tests.fakes.recovery import recovered
 
 
@@ -295,13 +297,15 @@ async def test_an_agent_ends_in_time_when_the_registry_is_silent(tmp_path: Path)
         node.registry.answering.set()
 
 
-async def test_pointers_are_published_again_after_a_broken_stream(tmp_path: Path) -> None:
+async def test_pointers_are_published_again_after_a_broken_stream(read: Readings, tmp_path: Path) -> None:
     async with owner_node(tmp_path) as node:
         node.connector.retain("set-1")
         await node.published("set-1")
+        assert read.counted(instruments.PUBLISH_BREAKS) == {}
         node.registry.break_publishing()
         node.registry.pointers.clear()
         await node.published("set-1")
+        assert read.of(instruments.PUBLISH_BREAKS)[()] >= 1
 
 
 async def test_a_removal_that_was_never_acknowledged_is_sent_again(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import grpc
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from backhaul.agent.v1 import agent_pb2
 from backhaul.registry.v1 import registry_pb2
@@ -20,6 +22,7 @@ from backhaul_node_agent.core.engine_clock import SAMPLES_TO_TRUST
 from backhaul_node_agent.core.life import Limits
 from tests.contract.owner_node import OwnerNode, owner_node
 from tests.fakes.eventually import eventually
+from tests.fakes.log_lines import log_lines
 
 
 @pytest.fixture
@@ -39,6 +42,19 @@ async def test_a_reported_set_is_published_under_every_key_and_can_be_claimed_on
     assert 15 < grant.ttl.seconds < 20
     assert await node.refusal(request_id="request-2") == "SET_CLAIMED"
     await node.unpublished()
+
+
+async def test_what_is_logged_of_a_claim_names_the_routers_trace(node: OwnerNode, spans: InMemorySpanExporter) -> None:
+    node.connector.retain()
+    await node.published()
+    with log_lines("agent") as lines:
+        with trace.get_tracer("test").start_as_current_span("turn") as turn:
+            await node.claim()
+            await node.refusal(request_id="request-2")
+        named = trace.format_trace_id(turn.get_span_context().trace_id)
+        assert lines.traces("claim granted", "claim refused") == dict.fromkeys(
+            ("claim granted", "claim refused"), named
+        )
 
 
 async def test_a_grant_carries_vllms_fields_the_claims_deadline_and_the_proof(node: OwnerNode) -> None:

@@ -18,6 +18,7 @@ from backhaul_common.etcd import EtcdClient, EtcdOptions, Get, Put
 from backhaul_registry.app import WRITES
 from tests.contract.owner_node import agent_node
 from tests.fakes import samples
+from tests.fakes.complaints import complaints
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.eventually import eventually
 from tests.fakes.proxy import Proxy
@@ -312,4 +313,4 @@ async def test_garbage_in_the_directory_stops_nothing_and_kills_no_task(
             assert [node.node_id for node in (await watch.next()).snapshot.nodes] == ["node-1"]
         await system.works_again("a hundred garbage records", within_s=10)
     gc.collect()
-    assert not [record for record in caplog.records if record.name == "asyncio"]
+    assert complaints(caplog, logger="asyncio") == []

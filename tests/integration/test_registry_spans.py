@@ -10,8 +10,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from backhaul.registry.v1 import registry_pb2 as pb
+from backhaul_common.etcd import EtcdClient, EtcdOptions, Put
+from backhaul_registry.core.model import PointerId
+from backhaul_registry.keys import Keys
 from tests.fakes import samples
 from tests.fakes.etcd_process import EtcdProcess
+from tests.fakes.log_lines import log_lines
 from tests.fakes.registry_process import Registry, running_registry
 from tests.fakes.streams import Joining, Publishing
 from tests.integration.test_tracing_document import undocumented
@@ -47,6 +51,18 @@ async def test_a_search_is_a_server_span_with_an_etcd_transaction_inside(
     assert dict(server.attributes or {})["backhaul.pointer.count"] == 1
     assert undocumented(finished) == set()
     assert not any("k1" in str(value) for span in finished for value in (span.attributes or {}).values())
+
+
+async def test_what_is_logged_of_a_call_names_the_callers_trace(
+    shared_etcd: EtcdProcess, cluster: str, registry: Registry, spans: InMemorySpanExporter
+) -> None:
+    async with EtcdClient(EtcdOptions(endpoints=(shared_etcd.endpoint,))) as etcd:
+        await etcd.txn([], [Put(Keys(cluster).pointer(PointerId("scope", "k1", "set-1")), b"garbage")])
+    with log_lines("registry") as lines:
+        with trace.get_tracer("test").start_as_current_span("look") as look:
+            await registry.index.FindBlockSets(pb.FindBlockSetsRequest(scope="scope", keys=["k1"]), timeout=5)
+        named = trace.format_trace_id(look.get_span_context().trace_id)
+        assert lines.traces("unreadable record ignored") == {"unreadable record ignored": named}
 
 
 async def test_a_join_is_a_span_of_its_own_and_keep_alives_are_none(

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from backhaul_router.core.console.operators import parse_operators
 from backhaul_router.core.nodes import Role
 from backhaul_router.keys import line_for, new_key
 from tests.fakes.certificates import identity
+from tests.fakes.complaints import complaints
 from tests.fakes.console import FakeConsole, node, warm
 from tests.fakes.eventually import eventually
 from tests.fakes.leaks import no_tasks_left
@@ -138,7 +138,7 @@ async def test_a_browser_that_leaves_as_the_console_does_is_no_fault(caplog: pyt
             assert isinstance(response.connection.transport, asyncio.Transport)
             asyncio.get_running_loop().call_later(0.03, response.connection.transport.abort)
         await asyncio.sleep(0.2)
-        assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+        assert complaints(caplog) == []
         response.close()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,6 +19,7 @@ from backhaul.router.v1 import router_pb2, router_pb2_grpc
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_router import engine_client
 from backhaul_router.http_protocol import ApiServer, ClientLimits
+from tests.fakes.complaints import complaints
 from tests.fakes.engine import FakeEngine, Leg, Step, answer, bare_500, event_of, raw_stream, refuse, reset
 from tests.fakes.eventually import eventually
 from tests.fakes.router_stack import CHAT, RouterStack, chat_body, router_stack
@@ -403,13 +405,13 @@ async def test_a_body_in_another_encoding_than_it_says_is_no_fault_of_the_router
 ) -> None:
     reply = await _sent(stack, _head(path, f"content-encoding: {encoding}", "content-length: 5"), b"abcde")
     assert reply.split()[1] in (b"400", b"404")
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    assert complaints(caplog, level=logging.ERROR) == []
 
 
 async def test_broken_chunks_are_no_fault_of_the_router(stack: RouterStack, caplog: pytest.LogCaptureFixture) -> None:
     reply = await _sent(stack, _head(CHAT, "transfer-encoding: chunked"), b"zz\r\nabc\r\n")
     assert reply.split()[1] == b"400"
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    assert complaints(caplog, level=logging.ERROR) == []
 
 
 # Answers that are no HTTP, not whole, or too large

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,19 @@ from google.api.httpbody_pb2 import HttpBody
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 
-from backhaul.router.v1 import gateway_pb2, gateway_pb2_grpc, http_pb2, http_pb2_grpc, router_pb2, router_pb2_grpc
+from backhaul.router.v1 import (
+    conversation_pb2,
+    conversation_pb2_grpc,
+    gateway_pb2,
+    gateway_pb2_grpc,
+    http_pb2,
+    http_pb2_grpc,
+    router_pb2,
+    router_pb2_grpc,
+)
 from backhaul_common.errors import UnavailableError
 from backhaul_common.grpc_client import open_channel
+from tests.apis import services
 from tests.fakes.engine import hang, refuse
 from tests.fakes.eventually import eventually
 from tests.fakes.router_stack import RouterStack, chat_body, router_stack
@@ -25,7 +35,7 @@ from tests.fakes.router_stack import RouterStack, chat_body, router_stack
 CHAT = json.dumps(chat_body("hi")).encode()
 OTHER = json.dumps(chat_body("hi", model="other")).encode()
 API = router_pb2.API_CHAT_COMPLETIONS
-KEY = (("authorization", "Bearer k"),)
+KEY, WRONG = (("authorization", "Bearer k"),), (("authorization", "Bearer other"),)
 
 
 @dataclass(frozen=True)
@@ -54,23 +64,28 @@ class Scene:
     async def failure(self, rpc: str, **options: Any) -> Told:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await self.call(rpc, **options)
-        status = rpc_status.from_call(caught.value)
-        assert status is not None
-        info, retry = ErrorInfo(), RetryInfo()
-        assert status.details[0].Unpack(info)
-        assert info.domain == "backhaul"
-        known = any(detail.Unpack(retry) for detail in status.details)
-        return Told(caught.value.code().name, info.reason, retry.retry_delay.seconds if known else None)
+        return said(caught.value)
 
 
+def said(error: grpc.aio.AioRpcError) -> Told:
+    status = rpc_status.from_call(error)
+    assert status is not None
+    info, retry = ErrorInfo(), RetryInfo()
+    assert status.details[0].Unpack(info)
+    assert info.domain == "backhaul"
+    known = any(detail.Unpack(retry) for detail in status.details)
+    return Told(error.code().name, info.reason, retry.retry_delay.seconds if known else None)
+
+
+SERVICES: dict[str, Any] = {
+    "ConversationService": conversation_pb2_grpc.ConversationServiceStub,
+    "GatewayService": gateway_pb2_grpc.GatewayServiceStub,
+    "HttpService": http_pb2_grpc.HttpServiceStub,
+    "InferenceService": router_pb2_grpc.InferenceServiceStub,
+}
 STUBS: dict[str, tuple[str, Any]] = {
-    method.name: (service.name, stub)
-    for module, name, stub in [
-        (router_pb2, "InferenceService", router_pb2_grpc.InferenceServiceStub),
-        (http_pb2, "HttpService", http_pb2_grpc.HttpServiceStub),
-        (gateway_pb2, "GatewayService", gateway_pb2_grpc.GatewayServiceStub),
-    ]
-    for service in [module.DESCRIPTOR.services_by_name[name]]
+    method.name: (service.name, SERVICES[service.name])
+    for service in services("backhaul.router")
     for method in service.methods
 }
 
@@ -93,6 +108,7 @@ REQUESTS: dict[str, Callable[..., Any]] = {
     "CreateCompletion": lambda body=CHAT: http_pb2.CreateCompletionRequest(body=http_body(body)),
     "GetModels": http_pb2.GetModelsRequest,
     "DeleteConversation": lambda id="": http_pb2.DeleteConversationRequest(id=id),  # noqa: A006  # the field's name
+    "FindConversation": lambda body=b"": conversation_pb2.FindConversationRequest(body=body),
     "PlanTurn": lambda body=CHAT, api=API: gateway_pb2.PlanTurnRequest(body=body, api=api),
     "ReportTurn": report,
 }
@@ -103,8 +119,8 @@ ENDINGS = ("EndConversation", "DeleteConversation")
 LISTS = ("ListModels", "GetModels")
 
 
-@pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+@asynccontextmanager
+async def staged(tmp_path: Path, **more: Any) -> AsyncIterator[Scene]:
     tenants, key = tmp_path / "tenants.toml", tmp_path / "key"
     tenants.write_text(f'[tenants.north]\nkey_sha256 = ["{hashlib.sha256(b"k").hexdigest()}"]')
     key.write_text("0123456789abcdef")
@@ -113,14 +129,28 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         "cluster_key_file": str(key),
         "max_turns": 1,
         "body_limit": 10_000,
+        **more,
     }
     async with router_stack(listen_gateway="127.0.0.1:0", **options) as stack, AsyncExitStack() as exits:
         ports = {"GatewayService": stack.router.gateway_port}
         channels = {
             name: await exits.enter_async_context(open_channel(f"127.0.0.1:{ports.get(name, stack.router.grpc_port)}"))
-            for name in ("InferenceService", "HttpService", "GatewayService")
+            for name in SERVICES
         }
         yield Scene(stack, channels)
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    async with staged(tmp_path) as scene:
+        yield scene
+
+
+@pytest.fixture
+async def explaining(tmp_path: Path) -> AsyncIterator[Scene]:
+    """A router that may name nodes."""
+    async with staged(tmp_path, explain=True) as scene:
+        yield scene
 
 
 def test_every_rpc_is_here() -> None:
@@ -128,14 +158,40 @@ def test_every_rpc_is_here() -> None:
 
 
 @pytest.mark.parametrize("rpc", sorted(REQUESTS))
+async def test_a_message_that_is_none(scene: Scene, rpc: str) -> None:
+    method = next(method for service in services("backhaul.router") for method in service.methods if method.name == rpc)
+    service, _ = STUBS[rpc]
+    call: Any = scene.channels[service].unary_unary(f"/{method.containing_service.full_name}/{rpc}")
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(b"\xff\xff", timeout=10)
+    assert said(caught.value) == Told("INVALID_ARGUMENT", "UNREADABLE")
+
+
+@pytest.mark.parametrize("rpc", sorted(REQUESTS))
 async def test_a_wrong_key(scene: Scene, rpc: str) -> None:
-    wrong = (("authorization", "Bearer other"),)
     fields = {"body": CHAT} if rpc == "EndConversation" else {"id": "a"} if rpc == "DeleteConversation" else {}
 
-    assert await scene.failure(rpc, key=wrong, **fields) == Told("UNAUTHENTICATED", "INVALID_API_KEY")
+    # Who may not be told anything is not asked for a key.
+    expected = Told("FAILED_PRECONDITION", "EXPLAIN_OFF") if rpc == "FindConversation" else None
+    assert await scene.failure(rpc, key=WRONG, **fields) == (expected or Told("UNAUTHENTICATED", "INVALID_API_KEY"))
 
 
-@pytest.mark.parametrize("rpc", sorted({*REQUESTS} - {*ENDINGS, *LISTS, "ReportTurn"}))
+async def test_a_search_for_a_conversation(explaining: Scene) -> None:
+    unnamed, unreadable, large = [
+        await explaining.failure("FindConversation", body=body) for body in (b"", b"{", b"x" * 20_000)
+    ]
+    stranger = await explaining.failure("FindConversation", key=WRONG, body=CHAT)
+    explaining.stack.directory.failure = UnavailableError("ETCD_UNAVAILABLE", "etcd does not answer")
+    away = await explaining.failure("FindConversation", body=CHAT)
+
+    assert unnamed == unreadable == Told("INVALID_ARGUMENT", "INVALID_REQUEST")
+    assert large == Told("RESOURCE_EXHAUSTED", "BODY_LIMIT")
+    assert stranger == Told("UNAUTHENTICATED", "INVALID_API_KEY")
+    assert away == Told("UNAVAILABLE", "NO_CAPACITY", 1)
+
+
+@pytest.mark.parametrize("rpc", sorted({*REQUESTS} - {*ENDINGS, *LISTS, "FindConversation", "ReportTurn"}))
 async def test_a_body_that_is_none_and_one_that_is_too_large(scene: Scene, rpc: str) -> None:
     bad = await scene.failure(rpc, body=b"{")
     large = await scene.failure(rpc, body=b"x" * 20_000)

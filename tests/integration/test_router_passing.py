@@ -8,8 +8,10 @@ from typing import Any
 import openai
 import pytest
 
+from backhaul_router import instruments
 from backhaul_router.core.passing import PASSED
 from tests.fakes.engine import FakeEngine, answer, bare_500, refuse
+from tests.fakes.readings import Readings
 from tests.fakes.router_stack import MODEL, Got, RouterStack, router_stack
 from tests.unit.router.test_tenants import FILE
 
@@ -27,12 +29,15 @@ async def embed(stack: RouterStack, headers: dict[str, str] | None = None, **fie
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", COUNT, EMBEDDINGS])
-async def test_it_goes_to_a_prefill_engine_and_says_that_reuse_is_off(stack: RouterStack, path: str) -> None:
+async def test_it_goes_to_a_prefill_engine_and_says_that_reuse_is_off(
+    read: Readings, stack: RouterStack, path: str
+) -> None:
     got = await stack.post(path, {"model": MODEL, "prompt": "hi"})
     assert (got.status, got.headers["x-backhaul-reuse"]) == (200, "off")
     assert "x-backhaul-route" not in got.headers
     assert len(stack.prefill.passed) + len(stack.prefill.tokenized) == 1
     assert len(stack.decode.passed) + len(stack.decode.tokenized) == 0
+    assert read.counted(instruments.PASSED_ON) == {(path,): 1}
 
 
 async def test_no_engine_is_told_what_only_a_router_may_tell(stack: RouterStack) -> None:

@@ -10,11 +10,13 @@ import openai
 import pytest
 
 from backhaul.registry.v1 import registry_pb2
+from backhaul_router import instruments
 from backhaul_router.core.body import Endpoint, parse_body
 from backhaul_router.core.lookup import keys_of, response_key
 from tests.fakes.engine import FakeEngine, break_after, raw_stream, refuse
 from tests.fakes.eventually import eventually
 from tests.fakes.other_forms import named, response_events
+from tests.fakes.readings import Readings
 from tests.fakes.router_stack import CHAT, MODEL, Got, RouterStack, router_stack
 from tests.unit.router.test_tenants import FILE
 
@@ -205,7 +207,7 @@ async def test_a_keeper_that_takes_no_turns_is_not_replaced(stack: RouterStack) 
     assert (got.status, got.headers["retry-after"]) == (503, "1")
 
 
-async def test_a_response_can_be_fetched_from_who_keeps_it(stack: RouterStack) -> None:
+async def test_a_response_can_be_fetched_from_who_keeps_it(read: Readings, stack: RouterStack) -> None:
     await stack.add(FakeEngine("decode"))
     name = json.loads((await respond(stack)).body)["id"]
     async with stack.client.get(f"{stack.url}{RESPONSES}/{name}") as response:
@@ -213,6 +215,7 @@ async def test_a_response_can_be_fetched_from_who_keeps_it(stack: RouterStack) -
         assert (response.status, response.headers["x-backhaul-reuse"]) == (200, "off")
     assert document["id"] == name
     assert "kv_transfer_params" not in document
+    assert read.counted(instruments.PASSED_ON) == {("/v1/responses/{id}",): 1}
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,13 @@ from aiohttp import web
 
 from backhaul.router.v1 import router_pb2, router_pb2_grpc
 from backhaul_common.grpc_client import open_channel, to_error
+from backhaul_router import instruments
 from backhaul_router.admission import MAX_LISTS
 from tests.fakes.directory import FakeDirectory
 from tests.fakes.engine import FakeEngine, Leg, Step, answer, break_after, event_of, hang, refuse, reset
 from tests.fakes.eventually import eventually
 from tests.fakes.owner import FakeOwner
+from tests.fakes.readings import Readings
 from tests.fakes.router_stack import CHAT, RouterStack, chat_body, router_stack
 
 MIB = 1024 * 1024
@@ -277,7 +279,7 @@ async def test_bodies_over_grpc_count_too() -> None:
 # Slow clients
 
 
-async def test_a_body_that_trickles_in_gets_a_408_and_its_connection_is_closed() -> None:
+async def test_a_body_that_trickles_in_gets_a_408_and_its_connection_is_closed(read: Readings) -> None:
     async with router_stack(receive_timeout_s=0.4) as stack:
         reader, writer = await _half_a_request(stack)
         reply = await asyncio.wait_for(reader.read(), 5)
@@ -285,18 +287,20 @@ async def test_a_body_that_trickles_in_gets_a_408_and_its_connection_is_closed()
         assert b"connection: close" in reply.lower()
         assert b'"code":"request_timeout"' in reply
         assert b"0.4 s" in reply
+        assert read.counted(instruments.DROPPED_CONNECTIONS) == {("slow_request",): 1}
         assert stack.router.admission.turn_count == 0
         writer.close()
         await writer.wait_closed()
 
 
 @pytest.mark.parametrize("head", [b"POST ", b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"])
-async def test_a_head_that_trickles_in_gets_a_408_too(head: bytes) -> None:
+async def test_a_head_that_trickles_in_gets_a_408_too(read: Readings, head: bytes) -> None:
     async with router_stack(receive_timeout_s=0.3) as stack:
         reader, writer = await asyncio.open_connection("127.0.0.1", stack.router.http_port)
         writer.write(head)
         reply = await asyncio.wait_for(reader.read(), 5)
         assert reply.startswith(b"HTTP/1.1 408 ")
+        assert read.counted(instruments.DROPPED_CONNECTIONS) == {("slow_request",): 1}
         writer.close()
         await writer.wait_closed()
 
@@ -313,7 +317,7 @@ async def test_a_connection_between_two_requests_has_no_such_limit() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-async def test_a_client_that_does_not_read_stops_its_engine_and_is_cut_off(whole: bool) -> None:
+async def test_a_client_that_does_not_read_stops_its_engine_and_is_cut_off(read: Readings, whole: bool) -> None:
     async with router_stack(send_timeout_s=0.5, idle_timeout_s=30.0) as stack:
         flood = _Flood()
         stack.decode.then(answer({"text": "x" * 30 * MIB}) if whole else flood.step(2000))
@@ -321,6 +325,7 @@ async def test_a_client_that_does_not_read_stops_its_engine_and_is_cut_off(whole
         writer.write(_request(b"false" if whole else b"true"))
         await eventually(lambda: bool(stack.decode.legs))
         await eventually(lambda: stack.router.admission.turn_count == 0, 10)
+        assert read.counted(instruments.DROPPED_CONNECTIONS) == {("slow_reader",): 1}
         (leg,) = stack.decode.legs
         if not whole:
             # The pipes between engine and client hold a part of it, however long the client waits.
@@ -345,7 +350,7 @@ async def test_a_client_that_reads_slowly_gets_everything() -> None:
         await writer.wait_closed()
 
 
-async def test_a_grpc_client_that_does_not_read_is_cut_off_with_a_status() -> None:
+async def test_a_grpc_client_that_does_not_read_is_cut_off_with_a_status(read: Readings) -> None:
     async with router_stack(send_timeout_s=0.5, idle_timeout_s=30.0) as stack:
         stack.decode.then(_Flood().step(1000))
         async with open_channel(f"127.0.0.1:{stack.router.grpc_port}") as channel:
@@ -356,6 +361,7 @@ async def test_a_grpc_client_that_does_not_read_is_cut_off_with_a_status() -> No
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 _ = [step async for step in call]
         assert to_error(caught.value).reason == "SLOW_READER"
+        assert read.counted(instruments.DROPPED_CALLS) == {(): 1}
 
 
 async def test_a_grpc_client_that_takes_not_even_the_first_step_is_cut_off() -> None:
@@ -372,7 +378,7 @@ async def test_a_grpc_client_that_takes_not_even_the_first_step_is_cut_off() -> 
 # Connections
 
 
-async def test_beyond_the_limit_of_connections_the_oldest_idle_one_makes_room() -> None:
+async def test_beyond_the_limit_of_connections_the_oldest_idle_one_makes_room(read: Readings) -> None:
     async with router_stack(max_connections=5) as stack:
         idle = [await asyncio.open_connection("127.0.0.1", stack.router.http_port) for _ in range(5)]
         for reader, writer in idle[:2]:
@@ -380,12 +386,13 @@ async def test_beyond_the_limit_of_connections_the_oldest_idle_one_makes_room() 
             await reader.readuntil(b'"alive"}')
         assert (await stack.chat("hi")).status == 200
         assert await asyncio.wait_for(idle[0][0].read(), 2) == b""
+        assert read.counted(instruments.DROPPED_CONNECTIONS) == {("idle",): 1}
         for _, writer in idle:
             writer.close()
             await writer.wait_closed()
 
 
-async def test_when_none_is_idle_a_new_connection_is_told_so() -> None:
+async def test_when_none_is_idle_a_new_connection_is_told_so(read: Readings) -> None:
     async with router_stack(max_connections=3) as stack, client_of_many() as client:
         stack.prefill.then(*[hang() for _ in range(3)])
         running = [asyncio.create_task(post(client, stack)) for _ in range(3)]
@@ -395,6 +402,7 @@ async def test_when_none_is_idle_a_new_connection_is_told_so() -> None:
             assert reply.startswith(b"HTTP/1.1 429 ")
             assert b"\r\nretry-after: 1\r\n" in reply
             assert b"3 connections are open, which is this router's limit" in reply
+        assert read.counted(instruments.DROPPED_CONNECTIONS) == {("too_many",): 2}
         for task in running:
             task.cancel()
         await asyncio.wait(running)

@@ -7,7 +7,7 @@ from tests.e2e.doctor.conftest import Findings, Run
 
 PLANTED = [
     # check, subject, what it says, what the fix names
-    ("connector-missing", "decode-2", "without Backhaul's connector", "BACKHAUL_AGENT_SOCKET="),
+    ("connector-missing", "decode-2", "No connector of the decode engine", "BACKHAUL_AGENT_SOCKET="),
     ("bidirectional-off", "decode-3", "bidirectional_kv_xfer", '"bidirectional_kv_xfer": true'),
     ("agent-unreachable", "decode-2", "does not answer at 127.0.0.1:1", "--advertise"),
     ("block-sizes-differ", "decode-4", "block size 16 here, 32 at prefill-1", "--block-size"),

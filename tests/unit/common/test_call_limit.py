@@ -1,7 +1,6 @@
 """A server that runs as many calls as it may refuses the next one, and says why."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -19,8 +18,11 @@ from backhaul_common import call_limit
 from backhaul_common.errors import BackhaulError, ResourceExhaustedError
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_common.grpc_server import GrpcServer
+from backhaul_common.instruments import REFUSED_CALLS
+from tests.fakes.complaints import complaints
 from tests.fakes.eventually import eventually
 from tests.fakes.partial import Partial
+from tests.fakes.readings import Readings
 
 
 class Nodes(Partial):
@@ -75,11 +77,12 @@ async def list_nodes(channel: grpc.aio.Channel) -> BackhaulError | None:
     return None
 
 
-async def test_ten_times_as_many_calls_are_answered_or_refused_at_once_and_then_all_again() -> None:
+async def test_ten_times_as_many_calls_are_answered_or_refused_at_once_and_then_all_again(read: Readings) -> None:
     async with serving(5) as (nodes, channel):
         calls = [asyncio.create_task(list_nodes(channel)) for _ in range(50)]
         await eventually(lambda: sum(call.done() for call in calls) == 45)
         assert nodes.running == 5
+        assert read.counted(REFUSED_CALLS) == {("calls",): 45}
         nodes.go.set()
         results = await asyncio.gather(*calls)
         refused = [result for result in results if result is not None]
@@ -112,7 +115,7 @@ async def test_calls_whose_requests_are_still_on_their_way_are_counted() -> None
         await eventually(free)
 
 
-async def test_streams_are_counted_apart_and_given_free_when_they_end() -> None:
+async def test_streams_are_counted_apart_and_given_free_when_they_end(read: Readings) -> None:
     async with serving(2) as (nodes, channel):
         nodes.go.set()
         stub = NodeServiceStub(channel)
@@ -123,6 +126,7 @@ async def test_streams_are_counted_apart_and_given_free_when_they_end() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.WatchNodes(registry.WatchNodesRequest()).read()
         assert to_error(caught.value).reason == "TOO_MANY_CALLS"
+        assert read.counted(REFUSED_CALLS) == {("streams",): 1}
         for watch in watches:
             watch.cancel()
 
@@ -190,7 +194,7 @@ async def test_a_method_of_any_kind_is_refused_before_its_request_has_come(
         for call in calls:
             call.cancel()
         await asyncio.wait(reads)
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert complaints(caplog) == []
 
 
 async def test_watches_of_health_and_reflection_have_a_limit_of_their_own_and_shut_nothing_else_out() -> None:

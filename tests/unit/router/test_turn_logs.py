@@ -1,36 +1,22 @@
 """What is logged, and told to agents, in the course of a turn names its trace."""
 
-import io
-import json
-import logging
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import structlog
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from backhaul_common.errors import UnavailableError
-from backhaul_common.logs import configure_logging
 from backhaul_router.core.claims import Claim, KeptBlocks
 from backhaul_router.core.engines import Failure
+from tests.fakes.log_lines import LogLines, log_lines
 from tests.unit.router.ports import Bench
 
 
 @pytest.fixture
-def lines() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    out = io.StringIO()
-    configure_logging("debug", "router", out)
-    yield out
-    structlog.reset_defaults()
-    root.handlers[:], root.level = handlers, level
-
-
-def logged(lines: io.StringIO) -> list[dict[str, Any]]:
-    return [line for line in map(json.loads, lines.getvalue().splitlines()) if line["logger"] != "asyncio"]
+def lines() -> Iterator[LogLines]:
+    with log_lines("router") as lines:
+        yield lines
 
 
 def trace_of(spans: InMemorySpanExporter) -> str:
@@ -39,32 +25,30 @@ def trace_of(spans: InMemorySpanExporter) -> str:
     return trace.format_trace_id(turn.context.trace_id)
 
 
-async def test_every_line_of_a_turn_names_its_trace(spans: InMemorySpanExporter, lines: io.StringIO) -> None:
+async def test_every_line_of_a_turn_names_its_trace(spans: InMemorySpanExporter, lines: LogLines) -> None:
     bench = Bench()
     bench.publish("a")
     bench.engines.prefill_steps = [Failure.FAULT]
     await bench.chat("a", "b", "c")
-    events = {line["event"]: line.get("trace_id") for line in logged(lines)}
-    assert events == {"pair set apart": trace_of(spans), "turn": trace_of(spans)}
+    assert lines.traces() == {"pair set apart": trace_of(spans), "turn": trace_of(spans)}
 
 
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
 async def test_so_does_that_of_an_engine_that_is_ejected(
-    spans: InMemorySpanExporter, lines: io.StringIO, leg: str
+    spans: InMemorySpanExporter, lines: LogLines, leg: str
 ) -> None:
     bench = Bench()
     steps = bench.engines.prefill_steps if leg == "prefill" else bench.engines.decode_steps
     steps.append(Failure.REFUSED)
     await bench.chat("a")
-    events = {line["event"]: line.get("trace_id") for line in logged(lines)}
-    assert events == {"node ejected": trace_of(spans), "turn": trace_of(spans)}
+    assert lines.traces() == {"node ejected": trace_of(spans), "turn": trace_of(spans)}
 
 
-async def test_so_does_that_of_a_lookup_that_failed(spans: InMemorySpanExporter, lines: io.StringIO) -> None:
+async def test_so_does_that_of_a_lookup_that_failed(spans: InMemorySpanExporter, lines: LogLines) -> None:
     bench = Bench()
     bench.registry.failure = UnavailableError("AWAY", "away")
     await bench.chat("a", "b", "c")
-    assert {line["event"]: line.get("trace_id") for line in logged(lines)} == {
+    assert lines.traces() == {
         "lookup failed": trace_of(spans),
         "turn": trace_of(spans),
     }

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from backhaul_router import instruments
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.claims import KeptBlocks
 from backhaul_router.core.engines import EngineError, Failure, Reply
@@ -18,6 +19,7 @@ from backhaul_router.core.routing.settings import DecodeSettings, RoutingSetting
 from backhaul_router.core.salt import salt_for
 from backhaul_router.core.tenants import parse_tenants
 from backhaul_router.ports import Policy, TurnRequest
+from tests.fakes.readings import Readings
 from tests.unit.router.ports import (
     CLUSTER_KEY,
     PATIENCE_S,
@@ -121,12 +123,13 @@ async def test_blocks_that_nobody_verified_go_no_further() -> None:
 
 
 @pytest.mark.parametrize("reply", [b"{}", b'{"kv_transfer_params": null}', b"garbage"])
-async def test_without_a_hand_off_decode_computes_the_prompt(reply: bytes) -> None:
+async def test_without_a_hand_off_decode_computes_the_prompt(read: Readings, reply: bytes) -> None:
     bench = Bench()
     bench.engines.prefill_steps = [type(hand_off())(200, {}, reply)]
     done = await bench.chat("a")
     assert done.answer.status == 200
     assert not handed_off(bench.engines.decodes[0])
+    assert read.counted(instruments.MISSING_HAND_OFFS) == {(): 1}
 
 
 # Prefill fails

@@ -110,8 +110,9 @@ class ApiProtocol(web.RequestHandler):
         self._phase = phase
 
     def hang_up(self) -> None:
-        """After the answer, does not wait for the rest of the request (aiohttp does for 10 s: web_protocol.py)."""
+        """After the answer, does not wait for the rest of a slow request (aiohttp does for 10 s: web_protocol.py)."""
         self._lingering_time = 0.0
+        self._server.count_drop("slow_request")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begins to serve, unless too many connections are open and none of them is idle."""
