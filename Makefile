@@ -87,6 +87,10 @@ bench-agent: $(if $(ENVIRONMENTS),install-services) ## What a node agent costs t
 bench-connector: $(ENVIRONMENTS) ## What the connector costs an engine's scheduler, under vLLM's own and in real engines (ARGS=--help for options)
 	@$(BIN)/python -m benchmarks.connector $(ARGS)
 
+.PHONY: bench-registry
+bench-registry: $(if $(ENVIRONMENTS),install-services) ## What lookups, publications and claims cost, beside bare handlers on the same etcd (ARGS=--help for options)
+	@$(BIN)/python -m benchmarks.registry $(ARGS)
+
 .PHONY: check
 check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code up to date, images and manifests, nothing private in any file
 	$(BIN)/ruff check

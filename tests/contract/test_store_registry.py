@@ -7,6 +7,7 @@ import pytest
 
 from backhaul_common.errors import AbortedError, AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
 from backhaul_common.etcd import Delete, Get, Lease, Put
+from backhaul_registry import convert
 from backhaul_registry.core.ledger import Removal, Upsert
 from backhaul_registry.core.model import Node, NodeState, Pointer, PointerId, Role
 from backhaul_registry.etcd_store import Mark, NodeStore, PointerStore
@@ -286,7 +287,7 @@ async def test_pages_follow_one_another(pointers: PointerStore) -> None:
 async def test_a_pointer_that_contradicts_its_key_is_not_found(
     backend: Backend, pointers: PointerStore, keys: Keys
 ) -> None:
-    value = Records(keys).write_pointer(pointer("a", scope="other"))
+    value = b"\x02" + convert.pointer_to_proto(pointer("a", scope="other")).SerializeToString()
     await backend.etcd.txn([], [Put(keys.pointer(PointerId("s", "k", "a")), value)])
     assert await pointers.find("s", ["k"], timeout_s=2) == ()
 

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from backhaul_common.errors import UnavailableError
-from backhaul_common.etcd import EtcdClient, EtcdOptions, Get, Put, undisturbed
+from backhaul_common.etcd import EtcdClient, EtcdOptions, Get, Put, gathered
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.recovery import recovered
 
@@ -35,7 +35,7 @@ async def test_readers_that_leave_do_not_end_etcd(own_etcd: EtcdProcess) -> None
 async def test_no_more_reads_wait_for_a_frozen_etcd_than_the_limit(
     own_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(undisturbed, "MAX_READS", 5)
+    monkeypatch.setattr(gathered, "MAX_WAITING", 4)
     async with EtcdClient(EtcdOptions(endpoints=(own_etcd.endpoint,))) as client:
         await client.txn([], GETS)
         own_etcd.pause()

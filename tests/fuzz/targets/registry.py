@@ -63,8 +63,16 @@ def _diagnosis() -> DiagnosisService:
     return DiagnosisService(etcd, _KEYS.nodes, etcd.clock)
 
 
-def _versioned(message: bytes) -> bytes:
+def _node_value(message: bytes) -> bytes:
     return b"\x01" + message
+
+
+def _pointer_value(message: bytes) -> bytes:
+    return b"\x02" + message
+
+
+def _facts() -> pb.BlockSetPointer:
+    return convert.facts_to_proto(convert.pointer_from_proto(samples.pointer()))
 
 
 def _read_node(data: bytes) -> bool:
@@ -132,13 +140,13 @@ TARGETS = (
     Target(
         "nodes in etcd",
         ("backhaul_registry.records:Records.read_node",),
-        made_of(messages_of(samples.node()), _versioned),
+        made_of(messages_of(samples.node()), _node_value),
         _read_node,
     ),
     Target(
         "pointers in etcd",
         ("backhaul_registry.records:Records.read_pointer",),
-        made_of(messages_of(samples.pointer()), _versioned),
+        made_of(messages_of(_facts()), _pointer_value),
         _read_pointer,
     ),
 )

@@ -125,6 +125,8 @@ async def test_no_call_takes_longer_than_its_total(failure: Exception) -> None:
         ("UNAUTHENTICATED", "etcdserver: invalid auth token", UnauthenticatedError, "ETCD_AUTH"),
         ("UNAVAILABLE", "etcdserver: leader changed", UnavailableError, "ETCD_UNAVAILABLE"),
         ("UNAVAILABLE", "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED", UnavailableError, "ETCD_TLS"),
+        ("INTERNAL", "Internal error from Core", UnavailableError, "ETCD_UNAVAILABLE"),
+        ("INTERNAL", "what", InternalError, "ETCD_ERROR"),
         ("UNKNOWN", "what", InternalError, "ETCD_ERROR"),
     ],
     ids=lambda value: value if isinstance(value, str) and "_" in value else "",

@@ -8,10 +8,12 @@ import pytest
 
 from backhaul.registry.v1 import registry_pb2 as pb
 from backhaul_common.errors import BackhaulError, DeadlineExceededError, UnavailableError
+from backhaul_registry import convert
 from backhaul_registry.etcd_store import PointerStore
 from backhaul_registry.hub import Hub
 from backhaul_registry.index_service import IndexService
 from backhaul_registry.keys import Keys
+from backhaul_registry.publishing import PublishStream
 from backhaul_registry.records import Records
 from tests.fakes import samples
 from tests.fakes.clock import settle
@@ -91,6 +93,25 @@ async def test_a_search_without_time_left_reaches_no_etcd(service: IndexService,
     assert etcd.calls == []
     await service.FindBlockSets(request, Context())
     assert etcd.calls == ["txn"]
+
+
+async def test_a_lookup_asks_etcd_once(service: IndexService, etcd: FakeEtcd) -> None:
+    await service.FindBlockSets(pb.FindBlockSetsRequest(scope="s", keys=[f"k{n}" for n in range(16)]), Context())
+    assert etcd.calls == ["txn"]
+
+
+@pytest.mark.parametrize(("pointer_count", "transactions"), [(1, 1), (100, 1), (101, 2), (1_000, 10)])
+async def test_a_batch_asks_etcd_once_for_each_100_pointers(
+    etcd: FakeEtcd, pointer_count: int, transactions: int
+) -> None:
+    stream = PublishStream(PointerStore(etcd, KEYS, Records(KEYS)), "d1", "e1", ttl_s=30)
+    await stream.open()
+    etcd.calls.clear()
+    pointers = [convert.pointer_from_proto(samples.pointer(str(number))) for number in range(pointer_count)]
+    await stream.take(1, pointers, ())
+    assert etcd.calls == ["txn"] * transactions
+    await stream.take(2, (), [pointer.id for pointer in pointers])
+    assert etcd.calls == ["txn"] * 2 * transactions
 
 
 class Passing(Context):

@@ -4,6 +4,7 @@ import pytest
 import structlog.testing
 
 from backhaul_common.etcd import KeyValue
+from backhaul_registry import convert
 from backhaul_registry.core.model import Engine, PointerId
 from backhaul_registry.keys import Keys
 from backhaul_registry.records import Records
@@ -55,7 +56,7 @@ def test_a_pointer_of_before_there_were_second_chances_is_read() -> None:
     "value",
     [
         pytest.param(b"", id="empty"),
-        pytest.param(b"\x02\x0a", id="version"),
+        pytest.param(b"\x03\x0a", id="version"),
         pytest.param(b"\x01\xff\xff", id="garbage"),
         pytest.param(b"\x01", id="no fields"),
         pytest.param(Records(KEYS).write_node(node(agent_address="")), id="field missing"),
@@ -69,6 +70,44 @@ def test_what_cannot_be_read_counts_as_absent_and_is_logged_once(value: bytes) -
             assert records.read_node(kv(KEYS.node("d1"), value)) is None
         assert records.read_pointer(kv(KEYS.pointer(PointerId("s", "k", "x")), value)) is None
     assert [log["log_level"] for log in logs] == ["warning"] * 2
+
+
+def test_a_pointer_is_what_its_key_says_and_its_value_does_not_say_it_again() -> None:
+    records, one = Records(KEYS), pointer("a set", scope="some-scope", key="some-key")
+    written = records.write_pointer(one)
+    assert not any(text in written for text in (b"some-scope", b"some-key", b"a set"))
+    found = records.read_pointer(kv(KEYS.lookup("s2", "k2") + b"b", written))
+    assert found is not None
+    assert found.id == PointerId("s2", "k2", "b")
+
+
+@pytest.mark.parametrize("said", ["scope", "key", "set_id"])
+def test_a_pointer_whose_value_says_what_its_key_says_counts_as_absent(said: str) -> None:
+    records, one = Records(KEYS), pointer("a")
+    message = convert.facts_to_proto(one)
+    setattr(message, said, getattr(one, said))
+    with structlog.testing.capture_logs() as logs:
+        assert records.read_pointer(kv(KEYS.pointer(one), b"\x02" + message.SerializeToString())) is None
+    assert len(logs) == 1
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(b"/c/index/s/k", id="too short"),
+        pytest.param(b"/c/index/s/k/a/b", id="too long"),
+        pytest.param(b"/d/index/s/k/a", id="another cluster's"),
+        pytest.param(b"/c/index/s/k/%61", id="not as it is written"),
+        pytest.param(b"/c/index/s/k/%FF", id="no text"),
+        pytest.param(b"/c/index/s/\xff/a", id="no text at all"),
+        pytest.param(b"/c/index/s/k/", id="no set"),
+    ],
+)
+def test_a_pointer_under_a_key_that_no_pointer_has_counts_as_absent(key: bytes) -> None:
+    with structlog.testing.capture_logs() as logs:
+        records = Records(KEYS)
+        assert records.read_pointer(kv(key, records.write_pointer(pointer("a")))) is None
+    assert len(logs) == 1
 
 
 def test_a_new_unreadable_value_is_logged_anew_and_memory_is_bounded() -> None:

@@ -11,6 +11,9 @@ import grpc
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
+HANDLERS = 64
+"""Handlers whose wrapped ones an interceptor keeps: more than servers have methods. Those of single calls fall out."""
+
 First = Callable[[Any, Context], Awaitable[Any]]
 """Takes a call's request, or its messages, and returns what the method gets in their place."""
 

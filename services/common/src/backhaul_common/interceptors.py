@@ -3,13 +3,14 @@
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import grpc
 import structlog
 
 from backhaul_common.errors import BackhaulError, DeadlineExceededError, InternalError, UnavailableError
-from backhaul_common.handlers import Context, Handler, behavior_of, with_behavior
+from backhaul_common.handlers import HANDLERS, Context, Handler, behavior_of, with_behavior
 from backhaul_common.status import to_status
 
 _log = structlog.get_logger(__name__)
@@ -23,6 +24,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     would leave the client without an answer.
     """
 
+    def __init__(self) -> None:
+        self._wrapped = lru_cache(HANDLERS)(_wrap)
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
@@ -30,7 +34,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> "Handler | None":
         """Wraps the handler of one call. None, of an unknown method, is answered UNIMPLEMENTED."""
         handler = await continuation(handler_call_details)
-        return None if handler is None else _wrap(handler, handler_call_details.method)
+        return None if handler is None else self._wrapped(handler, handler_call_details.method)
 
 
 def _wrap(handler: Handler, method: str) -> Handler:

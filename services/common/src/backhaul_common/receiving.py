@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import lru_cache
 from typing import Any, Self
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from backhaul_common.errors import DeadlineExceededError, InvalidArgumentError
-from backhaul_common.handlers import Context, Handler, preceded
+from backhaul_common.handlers import HANDLERS, Context, Handler, preceded
 
 RECEIVE_S = 60.0
 """How long a request, or the first message of a stream, may take to come."""
@@ -24,6 +25,7 @@ class ReceivingInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, receive_s: float) -> None:
         self._receive_s = receive_s
+        self._wrapped = lru_cache(HANDLERS)(self._wrap)
 
     async def intercept_service(
         self,
@@ -32,8 +34,9 @@ class ReceivingInterceptor(grpc.aio.ServerInterceptor):
     ) -> "Handler | None":
         """Wraps the handler of one call. None, of an unknown method, is answered UNIMPLEMENTED."""
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
+        return None if handler is None else self._wrapped(handler)
+
+    def _wrap(self, handler: Handler) -> Handler:
         return preceded(handler, self._messages if handler.request_streaming else self._request, request_streaming=True)
 
     async def _request(self, _: Any, context: Context) -> Any:

@@ -13,6 +13,9 @@ from backhaul_common.logs import step_level
 
 _log = structlog.get_logger(__name__)
 
+_COLLECT_AFTER = 20_000
+"""Objects that are made, and not gone again, between two looks of the collector."""
+
 
 def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
     """Runs ``main`` until it returns and gives the exit code: 0, or 1 after an error.
@@ -41,7 +44,19 @@ async def _supervised(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
         loop.add_signal_handler(number, _on_signal, number, stopping)
     for number, by in ((signal.SIGUSR1, 1), (signal.SIGUSR2, -1)):
         loop.add_signal_handler(number, step_level, by)
+    _collect_seldom()
     await main(stopping)
+
+
+def _collect_seldom() -> None:
+    """Has the collector leave alone what is loaded by now, which stays, and look less often at the rest.
+
+    Of what calls leave nearly all goes without it: looking at it after every 700 objects took a twentieth of a
+    registry's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER)
 
 
 def _on_signal(number: signal.Signals, stopping: asyncio.Event) -> None:

@@ -37,7 +37,7 @@ def traced(call_details: Any) -> bool:
 
 def server_interceptor() -> grpc.aio.ServerInterceptor:
     """Returns the interceptor that continues the caller's trace with a server span."""
-    interceptor: grpc.aio.ServerInterceptor = _ServerInterceptor(_tracer(), filter_=traced)
+    interceptor: grpc.aio.ServerInterceptor = _ServerInterceptor(_tracer(), filter_=_seen)
     return interceptor
 
 
@@ -48,6 +48,20 @@ def client_interceptors() -> Sequence[grpc.aio.ClientInterceptor]:
 
 def _tracer() -> trace.Tracer:
     return trace.get_tracer("backhaul_common.grpc")
+
+
+def _seen(call_details: Any) -> bool:
+    """Tells whether a call that a server gets needs a span: while nobody records any, only to pass on its caller's."""
+    return traced(call_details) and (_recorded() or _part_of_trace(call_details))
+
+
+def _recorded() -> bool:
+    # What there is until an SDK is set up (opentelemetry-api, trace/__init__.py, ``get_tracer_provider``).
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+
+
+def _part_of_trace(call_details: Any) -> bool:
+    return any(key == "traceparent" for key, _ in call_details.invocation_metadata)
 
 
 def _text(method: str | bytes) -> str:

@@ -30,8 +30,9 @@ class Publisher:
     Keeps what should be published; each new stream starts with all of it.
     """
 
-    MAX_IN_FLIGHT = 4
-    """Batches sent but not acknowledged; when they are all out, changes wait and are merged by set."""
+    MAX_IN_FLIGHT = 2
+    """Batches sent but not acknowledged: one is being written, one is there when that is done. While both are out,
+    changes wait and are merged by set: the registry writes one after the other, and many at once are as fast as one."""
     MAX_POINTERS = 500
     """Pointers to write or remove in one batch, give or take one set's."""
     MAX_REMOVALS = 10_000
@@ -45,8 +46,9 @@ class Publisher:
         self._engine_id = engine_id
         self._clock = clock
         self._joined = joined
-        self._wanted: dict[str, list[registry_pb2.BlockSetPointer]] = {}
-        self._removals: dict[str, list[registry_pb2.BlockSetPointer]] = {}
+        # Sets, not their pointers: the owner has them anyway.
+        self._wanted: dict[str, BlockSet] = {}
+        self._removals: dict[str, BlockSet] = {}
         # Sets to send, oldest first; dicts keep the order and merge changes of one set.
         self._dirty: dict[str, None] = {}
         self._in_flight: dict[int, tuple[float, list[str]]] = {}
@@ -59,14 +61,14 @@ class Publisher:
 
     def publish(self, block_set: BlockSet) -> None:
         """Wants a set's pointers written."""
-        self._wanted[block_set.set_id] = convert.pointers(block_set, node_id=self._node_id, engine_id=self._engine_id)
+        self._wanted[block_set.set_id] = block_set
         self._removals.pop(block_set.set_id, None)
         self._touch(block_set.set_id)
 
     def unpublish(self, block_set: BlockSet) -> None:
         """Wants a set's pointers removed."""
         self._wanted.pop(block_set.set_id, None)
-        self._removals[block_set.set_id] = convert.pointers(block_set, node_id=self._node_id, engine_id=self._engine_id)
+        self._removals[block_set.set_id] = block_set
         if len(self._removals) > self.MAX_REMOVALS:
             oldest = next(iter(self._removals))
             del self._removals[oldest]
@@ -173,11 +175,16 @@ class Publisher:
             set_id = next(iter(self._dirty))
             del self._dirty[set_id]
             set_ids.append(set_id)
-            upserts, removals = self._wanted.get(set_id, []), self._removals.get(set_id, [])
+            upserts, removals = self._pointers(self._wanted.get(set_id)), self._pointers(self._removals.get(set_id))
             request.batch.upserts.extend(upserts)
             request.batch.removals.extend(removals)
             count += len(upserts) + len(removals)
         return request, set_ids
+
+    def _pointers(self, block_set: BlockSet | None) -> list[registry_pb2.BlockSetPointer]:
+        if block_set is None:
+            return []
+        return convert.pointers(block_set, node_id=self._node_id, engine_id=self._engine_id)
 
     async def _read_acknowledgements(self, call: PublishCall, hear: ev.Hear) -> None:
         """Reads until the registry ends a half-closed stream. Raises BackhaulError when it ends another one."""

@@ -4,6 +4,7 @@ Conversion is of form only, and raises InvalidArgumentError for enum values that
 content.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -35,10 +36,14 @@ _STATES_BACK = {value: state for state, value in _STATES.items()}
 
 def pointer_to_proto(pointer: Pointer) -> pb.BlockSetPointer:
     """Returns a whole pointer."""
+    message = facts_to_proto(pointer)
+    message.scope, message.key, message.set_id = pointer.scope, pointer.key, pointer.set_id
+    return message
+
+
+def facts_to_proto(pointer: Pointer) -> pb.BlockSetPointer:
+    """Returns a pointer of which all but the id is set."""
     return pb.BlockSetPointer(
-        scope=pointer.scope,
-        key=pointer.key,
-        set_id=pointer.set_id,
         engine_id=pointer.engine_id,
         node_id=pointer.node_id,
         token_count=pointer.token_count,
@@ -57,10 +62,16 @@ def pointer_id_to_proto(pointer: PointerId) -> pb.BlockSetPointer:
 
 def pointer_from_proto(message: pb.BlockSetPointer) -> Pointer:
     """Takes a whole pointer."""
+    return facts_from_proto(message, scope=message.scope, key=message.key, set_id=message.set_id)
+
+
+def facts_from_proto(message: pb.BlockSetPointer, *, scope: str, key: str, set_id: str) -> Pointer:
+    """Takes all but the id of a pointer, which is known otherwise."""
     return Pointer(
-        scope=message.scope,
-        key=message.key,
-        set_id=message.set_id,
+        # Thousands are kept, of few scopes.
+        scope=sys.intern(scope),
+        key=key,
+        set_id=set_id,
         engine_id=message.engine_id,
         node_id=message.node_id,
         token_count=message.token_count,

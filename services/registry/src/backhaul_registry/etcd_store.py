@@ -266,7 +266,7 @@ class PointerStore:
     def _op(self, write: Write) -> Op:
         match write:
             case Upsert(pointer, lease_id):
-                return Put(self._keys.pointer(pointer.id), self._records.write_pointer(pointer), lease_id)
+                return Put(self._keys.pointer(pointer), self._records.write_pointer(pointer), lease_id)
             case Removal(pointer_id):
                 return Delete(self._keys.pointer(pointer_id))
 

@@ -7,9 +7,13 @@
 Every part has passed `core.rules`; set ids, which engines choose, are percent-encoded.
 """
 
-from urllib.parse import quote
+import re
+from urllib.parse import quote, unquote
 
-from backhaul_registry.core.model import PointerId
+from backhaul_registry.core.model import Pointer, PointerId
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.~-]*")
+"""What is encoded as itself, which takes a while to find out for `quote`."""
 
 
 class Keys:
@@ -18,7 +22,8 @@ class Keys:
     def __init__(self, cluster: str) -> None:
         self.nodes = f"/{cluster}/nodes/".encode()
         """Prefix of all nodes."""
-        self.index = f"/{cluster}/index/".encode()
+        self._index = f"/{cluster}/index/"
+        self.index = self._index.encode()
         """Prefix of all pointers."""
         self._streams = f"/{cluster}/streams/".encode()
 
@@ -38,6 +43,18 @@ class Keys:
         """Key of a publish stream."""
         return self._streams + stream_id.encode()
 
-    def pointer(self, pointer: PointerId) -> bytes:
+    def pointer(self, pointer: PointerId | Pointer) -> bytes:
         """Key of a pointer."""
-        return self.lookup(pointer.scope, pointer.key) + quote(pointer.set_id, safe="").encode()
+        set_id = pointer.set_id if _PLAIN.fullmatch(pointer.set_id) else quote(pointer.set_id, safe="")
+        return f"{self._index}{pointer.scope}/{pointer.key}/{set_id}".encode()
+
+    def pointer_id(self, key: bytes) -> PointerId:
+        """Returns what a pointer's key says. Raises ValueError for any other key."""
+        parts = key.removeprefix(self.index).decode().split("/")
+        if len(parts) != 3:
+            raise ValueError("not the key of a pointer")
+        scope, lookup, set_id = parts
+        pointer = PointerId(scope, lookup, unquote(set_id, errors="strict"))
+        if self.pointer(pointer) != key:
+            raise ValueError("not the key of a pointer")
+        return pointer

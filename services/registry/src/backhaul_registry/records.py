@@ -1,5 +1,7 @@
 """Values in etcd: one byte of schema version, then the API's message.
 
+Scope, lookup key and set of a pointer are in its key; its value does not say them again.
+
 A value that cannot be read (another version, garbage, a record that contradicts its key) counts as absent. It is logged
 once, and never stops anything else.
 """
@@ -19,7 +21,9 @@ from backhaul_registry.keys import Keys
 
 _log = structlog.get_logger(__name__)
 
-_VERSION = b"\x01"
+_NODE = b"\x01"
+_POINTER = b"\x02"
+"""\x01 was a pointer that said twice what its key says."""
 _REMEMBERED = 1_000
 _UNREADABLE = (ValueError, DecodeError, BackhaulError)
 
@@ -34,16 +38,16 @@ class Records:
 
     def write_node(self, node: Node) -> bytes:
         """Returns the value of a node's record."""
-        return _VERSION + convert.node_to_proto(node).SerializeToString()
+        return _NODE + convert.node_to_proto(node).SerializeToString()
 
     def write_pointer(self, pointer: Pointer) -> bytes:
         """Returns the value of a pointer."""
-        return _VERSION + convert.pointer_to_proto(pointer).SerializeToString()
+        return _POINTER + convert.facts_to_proto(pointer).SerializeToString()
 
     def read_node(self, kv: KeyValue) -> Node | None:
         """Reads a node's record; None when it cannot be read."""
         try:
-            node = convert.node_from_proto(pb.Node.FromString(_body(kv.value)))
+            node = convert.node_from_proto(pb.Node.FromString(_body(kv.value, _NODE)))
             rules.check_node(node)
             _check_key(kv.key, self._keys.node(node.node_id))
         except _UNREADABLE as error:
@@ -54,9 +58,12 @@ class Records:
     def read_pointer(self, kv: KeyValue) -> Pointer | None:
         """Reads a pointer; None when it cannot be read."""
         try:
-            pointer = convert.pointer_from_proto(pb.BlockSetPointer.FromString(_body(kv.value)))
+            message = pb.BlockSetPointer.FromString(_body(kv.value, _POINTER))
+            if message.scope or message.key or message.set_id:
+                raise ValueError("only its key says which pointer it is")
+            said = self._keys.pointer_id(kv.key)
+            pointer = convert.facts_from_proto(message, scope=said.scope, key=said.key, set_id=said.set_id)
             rules.check_pointer(pointer)
-            _check_key(kv.key, self._keys.pointer(pointer.id))
         except _UNREADABLE as error:
             self._report(kv, error)
             return None
@@ -77,7 +84,7 @@ def _check_key(found: bytes, expected: bytes) -> None:
         raise ValueError("the record belongs to another key")
 
 
-def _body(value: bytes) -> bytes:
-    if value[:1] != _VERSION:
+def _body(value: bytes, version: bytes) -> bytes:
+    if value[:1] != version:
         raise ValueError("unknown schema version")
     return value[1:]

@@ -12,7 +12,8 @@ from backhaul_common.clock import Clock, SystemClock
 from backhaul_common.errors import AbortedError, UnauthenticatedError, UnavailableError
 from backhaul_common.etcd import failures
 from backhaul_common.etcd.connection import Connection, Metadata
-from backhaul_common.etcd.ops import Compare, Get, KeyValue, Op, from_kv, prefix_end, range_request, to_compare, to_op
+from backhaul_common.etcd.gathered import GatheredReads, Result
+from backhaul_common.etcd.ops import Compare, Get, KeyValue, Op, from_kv, prefix_end, range_request, txn_request
 from backhaul_common.etcd.stubs import rpc
 from backhaul_common.etcd.undisturbed import LIFE_S, UndisturbedReads
 from backhaul_common.tls import Identity
@@ -118,7 +119,10 @@ class EtcdClient:
             attempt_s=options.attempt_s,
             clock=clock or SystemClock(),
         )
-        self._reads = UndisturbedReads()
+        self._undisturbed = UndisturbedReads()
+        self._reads = GatheredReads(self._send_reads)
+        # One of each kind for each channel: making one takes longer than a call of it.
+        self._stubs: dict[tuple[Any, grpc.aio.Channel], Any] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -127,6 +131,7 @@ class EtcdClient:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._reads.close()
+        await self._undisturbed.close()
         await self._connection.close()
 
     @property
@@ -147,25 +152,35 @@ class EtcdClient:
 
         ``repeatable``: doing it twice is as good as once, so it may go to another endpoint after a lost answer. A
         transaction that only reads is so by itself, and linearizable (etcd, server/etcdserver/v3_server.go, ``Txn``);
-        it goes on in etcd when its caller has gone (`UndisturbedReads`).
+        it may share its way with others (`GatheredReads`), and goes on in etcd when its caller has gone
+        (`UndisturbedReads`).
         """
-        request = rpc.TxnRequest(
-            compare=[to_compare(compare) for compare in compares],
-            success=[to_op(op) for op in then],
-            failure=[to_op(op) for op in otherwise],
-        )
-        if all(isinstance(op, Get) for op in (*then, *otherwise)):
-            return _txn_result(await self._read_txn(request, timeout_s))
-        answer = await self._unary(rpc.KVStub, "Txn", request, repeatable, timeout_s)
-        return _txn_result(answer)
-
-    async def _read_txn(self, request: Any, timeout_s: float | None) -> Any:
-        async def attempt(channel: grpc.aio.Channel, metadata: Metadata, left_s: float) -> Any:
-            stub = rpc.KVStub(channel)
-            return await self._reads.wait(lambda: stub.Txn(request, timeout=LIFE_S, metadata=metadata), left_s)
-
         total_s = self._options.total_s if timeout_s is None else timeout_s
-        return await self._connection.call(attempt, repeatable=True, total_s=total_s)
+        gets = [op for op in then if isinstance(op, Get)]
+        if not compares and len(gets) == len(then):
+            return await self._read(gets, total_s)
+        request = txn_request(compares, then, otherwise)
+        if all(isinstance(op, Get) for op in (*then, *otherwise)):
+            return _txn_result(await self._read_txn(request, total_s))
+        return _txn_result(await self._unary(rpc.KVStub, "Txn", request, repeatable, timeout_s))
+
+    async def _read(self, gets: Sequence[Get], timeout_s: float) -> TxnResult:
+        try:
+            result = await self._reads.read(gets, timeout_s)
+        except TimeoutError as error:
+            raise UnavailableError("ETCD_UNAVAILABLE", "etcd does not answer", endpoint=self.endpoint) from error
+        return TxnResult(True, result.revision, result.reads, 0)
+
+    async def _send_reads(self, gets: Sequence[Get], timeout_s: float) -> Result:
+        result = _txn_result(await self._read_txn(txn_request((), gets), timeout_s))
+        return Result(result.revision, result.reads)
+
+    async def _read_txn(self, request: Any, timeout_s: float) -> Any:
+        async def attempt(channel: grpc.aio.Channel, metadata: Metadata, left_s: float) -> Any:
+            stub = self._stub(rpc.KVStub, channel)
+            return await self._undisturbed.wait(lambda: stub.Txn(request, timeout=LIFE_S, metadata=metadata), left_s)
+
+        return await self._connection.call(attempt, repeatable=True, total_s=timeout_s)
 
     async def range(self, get: Get, *, revision: int = 0, timeout_s: float | None = None) -> Listing:
         """Reads keys, linearizably; at ``revision`` when it is given."""
@@ -204,7 +219,7 @@ class EtcdClient:
         """Renews a lease. Raises AbortedError (LEASE_LOST) when it is gone."""
 
         async def attempt(channel: grpc.aio.Channel, metadata: Metadata, left_s: float) -> Any:
-            call = rpc.LeaseStub(channel).LeaseKeepAlive(timeout=left_s, metadata=metadata)
+            call = self._stub(rpc.LeaseStub, channel).LeaseKeepAlive(timeout=left_s, metadata=metadata)
             try:
                 await call.write(rpc.LeaseKeepAliveRequest(ID=lease_id))
                 return await _read(call)
@@ -282,10 +297,16 @@ class EtcdClient:
 
     async def _unary(self, stub: Any, method: str, request: Any, repeatable: bool, timeout_s: float | None) -> Any:
         async def attempt(channel: grpc.aio.Channel, metadata: Metadata, left_s: float) -> Any:
-            return await getattr(stub(channel), method)(request, timeout=left_s, metadata=metadata)
+            return await getattr(self._stub(stub, channel), method)(request, timeout=left_s, metadata=metadata)
 
         total_s = self._options.total_s if timeout_s is None else timeout_s
         return await self._connection.call(attempt, repeatable=repeatable, total_s=total_s)
+
+    def _stub(self, kind: Any, channel: grpc.aio.Channel) -> Any:
+        stub = self._stubs.get((kind, channel))
+        if stub is None:
+            stub = self._stubs[kind, channel] = kind(channel)
+        return stub
 
 
 async def _read(call: Any) -> Any:

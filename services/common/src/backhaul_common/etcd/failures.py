@@ -22,6 +22,9 @@ _TOKEN_TEXTS = (
 _NOT_SENT_TEXTS = ("failed to connect to all addresses", "etcdserver: no leader")
 # BoringSSL's and gRPC core's words for a server that is not who it should be.
 _CERTIFICATE_TEXTS = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
+# grpc.aio's words for a stream that ended, for whatever reason, while something was being written to it
+# (grpc, _cython/_cygrpc/aio/call.pyx.pxi, ``set_internal_error``): the status that it ended with is lost.
+_BROKEN_TEXT = "Internal error from Core"
 _LEASE_TEXT = "etcdserver: requested lease not found"
 _AUTH_OFF_TEXT = "etcdserver: authentication is not enabled"
 _PASSWORD_TEXT = "etcdserver: authentication failed"
@@ -49,7 +52,7 @@ def password_refused(error: grpc.aio.AioRpcError) -> bool:
 
 def endpoint_away(error: grpc.aio.AioRpcError) -> bool:
     """Tells whether another endpoint may do better."""
-    return error.code() in _AWAY
+    return error.code() in _AWAY or _text(error) == _BROKEN_TEXT
 
 
 def not_sent(error: grpc.aio.AioRpcError) -> bool:

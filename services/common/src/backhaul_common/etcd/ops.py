@@ -1,5 +1,6 @@
 """What goes into an etcd transaction and what comes out, as values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,26 +82,40 @@ def prefix_end(prefix: bytes) -> bytes:
 
 def range_request(op: Get, revision: int = 0) -> Any:
     """Returns a linearizable read of the newest state, or of ``revision``."""
-    request = rpc.RangeRequest(key=op.key, range_end=op.end, limit=op.limit, revision=revision)
-    if op.newest_first:
-        request.sort_order = rpc.RangeRequest.DESCEND
-        request.sort_target = rpc.RangeRequest.CREATE
+    request = rpc.RangeRequest(revision=revision)
+    _fill_range(request, op)
     return request
 
 
-def to_op(op: Op) -> Any:
-    """Returns the operation as etcd wants it."""
+def txn_request(compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()) -> Any:
+    """Returns the transaction as etcd wants it."""
+    request = rpc.TxnRequest(compare=map(_to_compare, compares))
+    for ops, to in ((then, request.success), (otherwise, request.failure)):
+        for op in ops:
+            _fill_op(to.add(), op)
+    return request
+
+
+def _fill_op(request: Any, op: Op) -> None:
+    # Filled in place: what is made apart is copied, and thousands a second are sent.
     match op:
         case Put(key, value, lease_id):
-            return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease_id))
+            put = request.request_put
+            put.key, put.value, put.lease = key, value, lease_id
         case Delete(key):
-            return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
+            request.request_delete_range.key = key
         case Get():
-            return rpc.RequestOp(request_range=range_request(op))
+            _fill_range(request.request_range, op)
 
 
-def to_compare(compare: Compare) -> Any:
-    """Returns the condition as etcd wants it."""
+def _fill_range(request: Any, op: Get) -> None:
+    request.key, request.range_end, request.limit = op.key, op.end, op.limit
+    if op.newest_first:
+        request.sort_order = rpc.RangeRequest.DESCEND
+        request.sort_target = rpc.RangeRequest.CREATE
+
+
+def _to_compare(compare: Compare) -> Any:
     match compare:
         case Absent(key):
             return rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=0)

@@ -1,13 +1,14 @@
 """Server interceptor that lets in only callers of certain names."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 import grpc
 import structlog
 
 from backhaul_common.errors import PermissionDeniedError
-from backhaul_common.handlers import Context, Handler, preceded
+from backhaul_common.handlers import HANDLERS, Context, Handler, preceded
 
 _log = structlog.get_logger(__name__)
 
@@ -23,6 +24,7 @@ class CallersInterceptor(grpc.aio.ServerInterceptor):
         """`callers_of` are those of single methods, by name; no names: everybody."""
         self._callers = frozenset(callers)
         self._callers_of = {method: frozenset(names) for method, names in callers_of.items()}
+        self._wrapped = lru_cache(HANDLERS)(_guarded)
 
     async def intercept_service(
         self,
@@ -35,12 +37,17 @@ class CallersInterceptor(grpc.aio.ServerInterceptor):
         accepted = self._callers_of.get(path.rpartition("/")[2], self._callers)
         if handler is None or not accepted or path.startswith("/grpc."):
             return handler
+        return self._wrapped(handler, accepted, path)
 
-        async def check(request: Any, context: Context) -> Any:
-            _check(context, accepted, path)
-            return request
 
-        return preceded(handler, check, request_streaming=bool(handler.request_streaming))
+def _guarded(handler: Handler, accepted: frozenset[str], path: str) -> Handler:
+    """Returns a handler of the same kind that looks first who calls."""
+
+    async def check(request: Any, context: Context) -> Any:
+        _check(context, accepted, path)
+        return request
+
+    return preceded(handler, check, request_streaming=bool(handler.request_streaming))
 
 
 def _check(context: Any, accepted: Collection[str], path: str) -> None:

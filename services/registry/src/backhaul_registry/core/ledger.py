@@ -40,33 +40,40 @@ class Ledger:
 
     def __init__(self, max_keys_per_lease: int = MAX_KEYS_PER_LEASE) -> None:
         self._max_keys = max_keys_per_lease
-        self._keys: dict[int, set[PointerId]] = {}
+        # Many streams of many pointers: each is kept once.
         self._lease_of: dict[PointerId, int] = {}
+        self._counts: dict[int, int] = {}
+        # Leases that are not full.
+        self._roomy: dict[int, None] = {}
 
     @property
     def leases(self) -> tuple[int, ...]:
         """All leases, oldest first."""
-        return tuple(self._keys)
+        return tuple(self._counts)
 
     def keys(self, lease_id: int) -> tuple[PointerId, ...]:
         """What a lease carries."""
-        return tuple(self._keys[lease_id])
+        return tuple(pointer for pointer, lease in self._lease_of.items() if lease == lease_id)
 
     def add_lease(self, lease_id: int) -> None:
         """Takes a new, empty lease."""
-        self._keys[lease_id] = set()
+        self._counts[lease_id] = 0
+        self._roomy[lease_id] = None
 
     def missing_leases(self, upserts: Sequence[Pointer]) -> int:
         """Returns how many leases must be added before `place` can place ``upserts``."""
+        room = sum(self._max_keys - count for count in self._counts.values())
+        if len(upserts) <= room:
+            return 0
         new_count = sum(pointer not in self._lease_of for pointer in {pointer.id for pointer in upserts})
-        room = sum(self._max_keys - len(keys) for keys in self._keys.values())
         return max(0, -(-(new_count - room) // self._max_keys))
 
     def place(self, upserts: Sequence[Pointer], removals: Sequence[PointerId]) -> list[Write]:
         """Assigns pointers to leases and returns what to write, at most once per pointer: the last word counts."""
         writes: dict[PointerId, Write] = {}
         for pointer in upserts:
-            writes[pointer.id] = Upsert(pointer, self._lease_for(pointer.id))
+            pointer_id = pointer.id
+            writes[pointer_id] = Upsert(pointer, self._lease_for(pointer_id))
         for removed in removals:
             self._forget(removed)
             writes[removed] = Removal(removed)
@@ -75,15 +82,18 @@ class Ledger:
     def _lease_for(self, pointer: PointerId) -> int:
         lease_id = self._lease_of.get(pointer)
         if lease_id is None:
-            lease_id = next(lease for lease, keys in self._keys.items() if len(keys) < self._max_keys)
+            lease_id = next(iter(self._roomy))
             self._lease_of[pointer] = lease_id
-            self._keys[lease_id].add(pointer)
+            self._counts[lease_id] += 1
+            if self._counts[lease_id] == self._max_keys:
+                del self._roomy[lease_id]
         return lease_id
 
     def _forget(self, pointer: PointerId) -> None:
         lease_id = self._lease_of.pop(pointer, None)
         if lease_id is not None:
-            self._keys[lease_id].discard(pointer)
+            self._counts[lease_id] -= 1
+            self._roomy[lease_id] = None
 
 
 def chunks(items: Sequence[T], size: int = MAX_OPS) -> Iterator[Sequence[T]]:

@@ -56,7 +56,7 @@ def check_keys(scope: str, keys: Sequence[str]) -> None:
         check_id(key, "keys")
 
 
-def check_pointer_id(pointer: PointerId) -> None:
+def check_pointer_id(pointer: PointerId | Pointer) -> None:
     """Accepts what can stand in a key (ID_INVALID)."""
     check_id(pointer.scope, "scope")
     check_id(pointer.key, "key")
@@ -66,19 +66,26 @@ def check_pointer_id(pointer: PointerId) -> None:
 
 def check_pointer(pointer: Pointer) -> None:
     """Accepts a whole pointer (ID_INVALID, POINTER_INVALID); a cached one need not say what it covers."""
-    check_pointer_id(pointer.id)
+    check_pointer_id(pointer)
     check_text(pointer.engine_id, "engine_id", required=True)
     check_id(pointer.node_id, "node_id")
-    sound = {
-        "token_count": pointer.token_count > 0 or (pointer.cached and not pointer.token_count),
-        "stride": pointer.stride > 0 or (pointer.cached and not pointer.stride),
-        "digest": len(pointer.digest) == _DIGEST_BYTES or (pointer.cached and not pointer.digest),
-        "identity": len(pointer.identity) == _DIGEST_BYTES or (pointer.cached and not pointer.identity),
-        "traceparent": not pointer.traceparent or _TRACEPARENT.fullmatch(pointer.traceparent) is not None,
-    }
-    for field, holds in sound.items():
-        if not holds:
-            raise InvalidArgumentError("POINTER_INVALID", f"{field} is missing or wrong", field=field)
+    field = _unsound(pointer)
+    if field:
+        raise InvalidArgumentError("POINTER_INVALID", f"{field} is missing or wrong", field=field)
+
+
+def _unsound(pointer: Pointer) -> str:
+    """Returns a field that says what no pointer can say, empty for none."""
+    cached = pointer.cached
+    if pointer.token_count <= 0 and not (cached and pointer.token_count == 0):
+        return "token_count"
+    if pointer.stride <= 0 and not (cached and pointer.stride == 0):
+        return "stride"
+    if len(pointer.digest) != _DIGEST_BYTES and not (cached and not pointer.digest):
+        return "digest"
+    if len(pointer.identity) != _DIGEST_BYTES and not (cached and not pointer.identity):
+        return "identity"
+    return "traceparent" if pointer.traceparent and not _TRACEPARENT.fullmatch(pointer.traceparent) else ""
 
 
 def check_batch(upserts: Sequence[Pointer], removals: Sequence[PointerId]) -> None:
