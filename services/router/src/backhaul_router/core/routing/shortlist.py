@@ -1,8 +1,8 @@
 """Which engines are rated for a turn where there are many: those that stood best of late, and those with its prompt.
 
-To rate an engine takes microseconds, and a large cluster has a hundred. So all of them are rated only a few times a
-second, for a prompt of which nobody has anything; in between a turn rates the best of them, which it takes in turns,
-and those that probably have some of its own prompt.
+To rate an engine takes microseconds, and a large cluster has a hundred. So all of them are rated only once a second,
+for a prompt of which nobody has anything; in between a turn rates the best of them that were given nothing since, and
+those that probably have some of its own prompt.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +20,8 @@ ALL = 8
 BEST, FAMILIAR = 5, 3
 """Of more engines: those that stood best, and those that have some of the prompt, the longest beginnings first."""
 
-MAX_AGE_S = 0.25
-"""How long it counts how engines stood, seconds."""
+MAX_AGE_S = 1.0
+"""How long it counts how engines stood, seconds: agents say once a second what theirs have to do."""
 
 MAX_MODELS = 256
 """Models for which it is remembered."""
