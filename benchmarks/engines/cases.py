@@ -84,9 +84,9 @@ def cases(histories: Sequence[int], replies: Sequence[int], *, turns: int) -> It
         turns=max(turns, 4),
         target=NEVER_BELOW,
     )
-    for lost in (False, True):
+    for reply in replies:
         for history in histories:
-            yield from (_conversation(history, reply, turns, lost=lost) for reply in replies)
+            yield from (_conversation(history, reply, turns, lost=lost) for lost in (True, False))
 
 
 def _conversation(history: int, reply: int, turns: int, *, lost: bool) -> Case:
