@@ -9,8 +9,8 @@ from backhaul_router.core.routing.demand import Demand, Leg
 from backhaul_router.core.routing.explanation import ProfileExplanation, Rating, Removal
 from backhaul_router.core.routing.pickers.best import BestPicker
 from backhaul_router.core.routing.plugin import Filter, Picker, Scored, Scorer
-from backhaul_router.core.routing.profile import Profile
 from backhaul_router.core.routing.prefixes import Prefixes
+from backhaul_router.core.routing.profile import Profile
 from backhaul_router.core.routing.recency import Recency
 from backhaul_router.core.routing.shortlist import ALL, BEST, NAME, Shortlist
 from backhaul_router.core.routing.target import Target
@@ -134,7 +134,7 @@ def test_busy_engines_are_told_from_none(targets: list[Target], drained_by: str,
 
 def test_of_many_engines_those_on_the_shortlist_are_rated_and_the_others_are_explained() -> None:
     many = [target(f"d{number}") for number in range(1, ALL + 2)]
-    worth = Worth(**{each.node.node_id: 0.9 - place / 100 for place, each in enumerate(many)})
+    worth = Worth("worth", **{each.node.node_id: 0.9 - place / 100 for place, each in enumerate(many)})
     shortlist = Shortlist(lambda: 0.0, Prefixes(), Recency())
     profile, explanation = Profile([], [(worth, 1.0)], Watching(), shortlist=shortlist), ProfileExplanation()
     assert profile.run(demand(), Leg.DECODE, many, explanation) is many[0]
