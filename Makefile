@@ -75,6 +75,14 @@ replay: $(if $(ENVIRONMENTS),install-services) ## What each retention policy wou
 bench-routing: $(if $(ENVIRONMENTS),install-services) ## What choosing routes is worth, on loads against simulated engines (ARGS=--help for options)
 	@$(BIN)/python -m benchmarks.routing $(ARGS)
 
+.PHONY: bench-engines
+bench-engines: $(ENVIRONMENTS) ## Time to the first token on real engines, one-way P/D beside Backhaul (SIM=1: tries the benchmark itself; ARGS=--help for options)
+	@$(BIN)/python -m benchmarks.engines $(if $(SIM),--simulated) $(ARGS)
+
+.PHONY: bench-scale
+bench-scale: $(if $(ENVIRONMENTS),install-services) ## What a turn costs the control plane, from 1 to 96 engines, in virtual time (ARGS=--help for options)
+	@$(BIN)/python -m benchmarks.scale $(ARGS)
+
 .PHONY: bench-gateway
 bench-gateway: $(if $(ENVIRONMENTS),install-services) ## What tokens cost a router, behind Envoy and over its own API (ARGS=--help for options)
 	@$(BIN)/python -m benchmarks.gateway $(ARGS)

@@ -33,8 +33,8 @@ MUTANTS = (
     Mutant(
         "answer-from-where-the-gateway-does-not-want",
         f"{_SOURCE}/core/routing/planner.py",
-        "if demand.admits(target.node)]",
-        "]",
+        "return [target for target in decodes if demand.admits(target.node)]",
+        "return decodes",
         _unit("routing/test_planner", "test_only_decode_engines_that_the_gateway_names_answer_whoever_prefills"),
     ),
     Mutant(

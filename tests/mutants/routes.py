@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _SOURCE = "services/router/src/backhaul_router"
 _PLANNER, _CHOOSING = f"{_SOURCE}/core/routing/planner.py", f"{_SOURCE}/choosing.py"
+_REACH = f"{_SOURCE}/core/routing/reach.py"
 _ATTEMPTS, _LEGS, _TURNS = f"{_SOURCE}/attempts.py", f"{_SOURCE}/legs.py", f"{_SOURCE}/turns.py"
 
 
@@ -23,11 +24,25 @@ MUTANTS = (
         "append-anywhere",
         _PLANNER,
         "Plan(Route.APPEND, None, demand.held.holder, ",
-        "Plan(Route.APPEND, None, self._targets(Role.DECODE, demand.model)[-1], ",
+        "Plan(Route.APPEND, None, self._reach.able(Role.DECODE, demand.model)[-1], ",
         _routes(
             "test_the_holder_alone_is_asked_for_what_is_new_and_nothing_is_claimed",
             "test_an_append_is_for_the_very_engine_that_holds",
         ),
+    ),
+    Mutant(
+        "remember-who-can-exchange-for-ever",
+        _REACH,
+        "if self._version != self._table.version:",
+        "if False:",
+        ("tests/unit/router/routing/test_reach.py::test_what_the_table_says_now_counts",),
+    ),
+    Mutant(
+        "take-a-changed-partner-for-the-same",
+        _REACH,
+        "if known is None or not _same(known[0], partners):",
+        "if known is None:",
+        ("tests/unit/router/routing/test_reach.py::test_a_partner_that_has_changed_is_another_one",),
     ),
     Mutant(
         "append-unproved",

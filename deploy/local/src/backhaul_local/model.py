@@ -1,6 +1,6 @@
 """Makes a small random Qwen3 model with a tokenizer and a chat template. Runs in the engine environment.
 
-    python model.py DIRECTORY [--size tiny|demo]
+    python model.py DIRECTORY [--size tiny|demo|bench]
 
 What is random here is only the weights: the tokenizer is trained on ``corpus.txt`` and ``chat_template.jinja`` treats
 history as Qwen3's does. So that a reply, sent back as history, becomes the very tokens that the engine generated, the
@@ -42,6 +42,7 @@ class Size:
 SIZES = {
     "tiny": Size(hidden=256, intermediate=512, layers=4, heads=4),
     "demo": Size(hidden=384, intermediate=1024, layers=8, heads=24),
+    "bench": Size(hidden=1024, intermediate=3072, layers=12, heads=16),
 }
 
 _MAX_LENGTH = 16384

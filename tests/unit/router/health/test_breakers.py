@@ -270,3 +270,38 @@ def test_nodes_that_come_and_go_leave_nothing_behind() -> None:
 def test_a_setting_that_makes_no_sense_is_refused_by_its_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must be "):
         BreakerSettings(**wrong)
+
+
+def test_all_are_well_until_one_fails_and_again_once_it_has_started() -> None:
+    now = Now()
+    breakers = breakers_at(now)
+    breakers.seen(["p1", "d1"])
+    assert breakers.all_well
+    breakers.failed(D, Failure.REFUSED)
+    assert not breakers.all_well
+    heal(breakers, now)
+    assert not breakers.all_well, "it has only a share of the requests yet"
+    now.value += SLOW_START_S
+    assert breakers.all_well
+
+
+def test_a_node_that_comes_later_is_not_well_until_it_has_started() -> None:
+    now = Now()
+    breakers = breakers_at(now)
+    breakers.seen(["d1"])
+    now.value += SLOW_START_S
+    breakers.seen(["d1", "d2"])
+    assert not breakers.all_well
+    breakers.forget(["d1"])
+    assert breakers.all_well
+
+
+def test_peers_are_known_before_anything_is_sent_to_them() -> None:
+    now = Now()
+    breakers, pool = breakers_at(now), [node(f"d{number}") for number in range(1, 5)]
+    breakers.seen([each.node_id for each in pool])
+    breakers.know(pool)
+    for _ in range(FAULTS):
+        breakers.failed(D, Failure.FAULT)
+        breakers.answered(pool[1])
+    assert breakers.state(D) is BreakerState.OPEN

@@ -10,8 +10,11 @@ from statistics import fmean
 
 import pytest
 
+from backhaul_router.core.routing import shortlist
 from backhaul_router.core.turn import Route
-from benchmarks.routing.loads import LOADS
+from benchmarks.routing.clusters import DECODE, PREFILL, Cluster
+from benchmarks.routing.loads import LOADS, Load
+from tests.fakes import virtual_load
 from tests.fakes.virtual_load import play
 from tests.fakes.virtual_router import Asked
 
@@ -60,3 +63,20 @@ def test_every_policy_takes_the_ways_it_has() -> None:
 def test_a_load_that_is_played_again_is_the_same() -> None:
     turns = [play(LOADS["chat"], seed="a", duration_s=10.0) for _ in range(2)]
     assert [(turn.way, turn.ttft_s) for turn in turns[0]] == [(turn.way, turn.ttft_s) for turn in turns[1]]
+
+
+@pytest.mark.parametrize("slower", [1, 3])
+def test_rating_few_of_many_engines_is_hardly_worse_than_rating_all(
+    slower: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = 12
+    some = [each.slower(slower) for each in (PREFILL, DECODE)]
+    prefill, decode = (
+        (one,) * 3 + (other,) * (engines - 3) for one, other in zip(some, (PREFILL, DECODE), strict=True)
+    )
+    monkeypatch.setattr(virtual_load, "CLUSTERS", {"large": Cluster(prefill=prefill, decode=decode)})
+    rates = {kind: per_s * engines / 2 for kind, per_s in LOADS["mixed"].per_s.items()}
+    load = Load(name="large", per_s=rates, cluster="large")
+    few = fmean(turn.ttft_s for turn in play(load, seed="a", duration_s=8.0))
+    monkeypatch.setattr(shortlist, "ALL", engines)
+    assert few < MOST_WORSE * fmean(turn.ttft_s for turn in play(load, seed="a", duration_s=8.0))

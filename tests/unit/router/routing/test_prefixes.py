@@ -2,8 +2,9 @@
 
 import pytest
 
+from backhaul_router.core.routing import prefixes as module
 from backhaul_router.core.routing.demand import Prefix
-from backhaul_router.core.routing.prefixes import DEFAULT_CAPACITY, MAX_ENTRIES, MAX_TARGETS, Prefixes
+from backhaul_router.core.routing.prefixes import DEFAULT_CAPACITY, MAX_ENTRIES, MAX_FAMILIAR, MAX_TARGETS, Prefixes
 from tests.unit.router.routing.targets import target
 
 P1, P2 = target("p1"), target("p2")
@@ -133,3 +134,29 @@ def test_nodes_that_have_left_are_forgotten(prefixes: Prefixes) -> None:
     prefixes.note(P2, chain("a", 300))
     prefixes.forget({"p2"})
     assert (prefixes.cached(P1.key, chain("a", 300)), prefixes.cached(P2.key, chain("a", 300))) == (0, 300)
+
+
+def test_who_was_sent_a_prompt_last_is_familiar_with_it_the_longest_beginning_first(prefixes: Prefixes) -> None:
+    for sent_to in (P1, P2):
+        prefixes.note(sent_to, chain("a", 500, opening=100))
+    prefixes.note(SMALL, chain("b", 700, opening=100))
+    found = [*prefixes.familiar(chain("a", 500, 900, opening=100))]
+    assert found == [P2.key, P1.key, SMALL.key, P2.key, P1.key]
+    assert [*prefixes.familiar(chain("c", 500))] == []
+
+
+def test_only_the_last_ones_to_have_a_prompt_are_remembered_each_once(prefixes: Prefixes) -> None:
+    many = [target(f"p{number}") for number in range(MAX_FAMILIAR + 2)]
+    for sent_to in (*many, many[-2]):
+        prefixes.note(sent_to, chain("a", 500))
+    latest = [many[-2], many[-1], *reversed(many[2:-2])]
+    assert [*prefixes.familiar(chain("a", 500))] == [each.key for each in latest]
+
+
+def test_the_prompts_that_were_sent_longest_ago_are_forgotten(
+    prefixes: Prefixes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_PROMPTS", 2)
+    for name in ("a", "b", "a", "c"):
+        prefixes.note(P1, chain(name, 500))
+    assert [name for name in "abc" if [*prefixes.familiar(chain(name, 500))]] == ["a", "c"]

@@ -9,8 +9,10 @@ from backhaul_router.core.routing.demand import Demand, Leg
 from backhaul_router.core.routing.explanation import ProfileExplanation, Rating, Removal
 from backhaul_router.core.routing.pickers.best import BestPicker
 from backhaul_router.core.routing.plugin import Filter, Picker, Scored, Scorer
+from backhaul_router.core.routing.prefixes import Prefixes
 from backhaul_router.core.routing.profile import Profile
 from backhaul_router.core.routing.recency import Recency
+from backhaul_router.core.routing.shortlist import ALL, BEST, NAME, Shortlist
 from backhaul_router.core.routing.target import Target
 from tests.unit.router.routing.targets import demand, ids, target
 
@@ -128,3 +130,22 @@ def test_busy_engines_are_told_from_none(targets: list[Target], drained_by: str,
     explanation = ProfileExplanation()
     profile.run(demand(), Leg.DECODE, targets, explanation)
     assert (explanation.drained_by, explanation.busy) == (drained_by, busy)
+
+
+def test_of_many_engines_those_on_the_shortlist_are_rated_and_the_others_are_explained() -> None:
+    many = [target(f"d{number}") for number in range(1, ALL + 2)]
+    worth = Worth("worth", **{each.node.node_id: 0.9 - place / 100 for place, each in enumerate(many)})
+    shortlist = Shortlist(lambda: 0.0, Prefixes(), Recency())
+    profile, explanation = Profile([], [(worth, 1.0)], Watching(), shortlist=shortlist), ProfileExplanation()
+    assert profile.run(demand(), Leg.DECODE, many, explanation) is many[0]
+    assert [rating.target for rating in explanation.ratings] == many[:BEST]
+    assert explanation.removals == [Removal(NAME, tuple(many[BEST:]))]
+
+
+def test_required_filters_run_first_and_not_again_for_engines_that_are_able() -> None:
+    required, chosen = Without("d1"), Without("d2")
+    profile = Profile([chosen], [], BestPicker(Recency()), required=[required])
+    assert run(profile, D1, D2, D3) == "d3"
+    assert profile.pick(demand(), Leg.DECODE, [D1, D2]) is D1
+    assert (required.asked, chosen.asked) == ([["d1", "d2", "d3"]], [["d2", "d3"], ["d1", "d2"]])
+    assert not profile.admits(demand(), Leg.DECODE, D1)

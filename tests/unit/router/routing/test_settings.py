@@ -21,6 +21,7 @@ from backhaul_router.core.routing.prefixes import Prefixes
 from backhaul_router.core.routing.recency import Recency
 from backhaul_router.core.routing.reports import EngineReport, Reports
 from backhaul_router.core.routing.settings import RoutingSettings, ScorerSettings, parse_routing, profiles
+from backhaul_router.core.routing.shortlist import Shortlist
 from tests.fakes.clock import FakeClock
 from tests.unit.router.routing.targets import demand, target
 
@@ -32,6 +33,7 @@ GUIDE = ROOT / "docs" / "routing.md"
 def live() -> Live:
     monotonic, rng = FakeClock().monotonic, random.Random(7)
     load, costs, prefixes, reports = Load(monotonic), Costs(monotonic), Prefixes(), Reports(monotonic)
+    recency = Recency()
     return Live(
         load=load,
         costs=costs,
@@ -39,8 +41,9 @@ def live() -> Live:
         reports=reports,
         breakers=Breakers(monotonic, rng, BreakerSettings()),
         pairs=Pairs(monotonic),
-        recency=Recency(),
+        recency=recency,
         estimator=Estimator(load, costs, prefixes, reports, disturbance=0.1),
+        shortlist=Shortlist(monotonic, prefixes, recency),
         rng=rng,
     )
 

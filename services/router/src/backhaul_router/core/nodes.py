@@ -223,10 +223,10 @@ class NodeTable:
         able = [node for node in self if _serves(node, role, model)]
         return [node for node in able if node.ready] or able
 
-    def pairs(self, model: str) -> list[tuple[Node, Node]]:
-        """Returns all pairs of prefill and decode node that can serve a model."""
+    def pairs(self, model: str) -> Iterator[tuple[Node, Node]]:
+        """Yields all pairs of prefill and decode node that can serve a model; who needs one of them looks at few."""
         decodes = self.ready(Role.DECODE, model)
-        return [(p, d) for p in self.ready(Role.PREFILL, model) for d in decodes if compatible(p, d)]
+        return ((p, d) for p in self.ready(Role.PREFILL, model) for d in decodes if compatible(p, d))
 
     def reuses(self) -> bool:
         """Tells whether any turn can reuse blocks: retained ones, or what is merely cached."""
@@ -238,7 +238,7 @@ class NodeTable:
         if not len(self):
             return "no nodes are known"
         models = {model for node in self for model in node.models}
-        if any(self.pairs(model) for model in models):
+        if any(True for model in models for _ in self.pairs(model)):
             return ""
         for role in Role:
             if not any(self.ready(role, model) for model in models):

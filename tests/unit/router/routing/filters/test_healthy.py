@@ -16,6 +16,10 @@ class FakeHealth:
         self.asked: list[str] = []
         self._avoided = avoided
 
+    @property
+    def all_well(self) -> bool:
+        return not self._avoided
+
     def avoided(self, node: Node) -> bool:
         self.asked.append(node.node_id)
         return node.node_id in self._avoided

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from backhaul_router.core.engines import Failure
 from backhaul_router.core.health.circuit import BreakerSettings, BreakerState, Circuit
@@ -34,6 +34,8 @@ class Breakers:
         self._rng = rng
         self._settings = settings
         self._circuits: dict[str, Circuit] = {}
+        self._doubtful: set[str] = set()
+        """Nodes whose breaker may be other than closed; all others' are closed."""
 
     # Nodes that come and go
 
@@ -44,6 +46,13 @@ class Breakers:
         for node_id in node_ids:
             if node_id not in self._circuits:
                 self._circuits[node_id] = Circuit(self._settings, now, starting=running)
+                self._doubtful.add(node_id)
+
+    def know(self, nodes: Iterable[Node]) -> None:
+        """These are nodes as they are now: who a node's peers are follows from it."""
+        for node in nodes:
+            if circuit := self._circuits.get(node.node_id):
+                circuit.node = node
 
     def forget(self, node_ids: Collection[str]) -> None:
         """Drops what is known of nodes other than these."""
@@ -56,6 +65,7 @@ class Breakers:
         if failure is Failure.SOURCE_GONE:
             return
         now, circuit = self._monotonic(), self._circuit(node)
+        self._doubtful.add(node.node_id)
         state = circuit.state(now)
         circuit.failed(now)
         if state is BreakerState.OPEN:
@@ -79,6 +89,18 @@ class Breakers:
         self._circuit(node).picked(self._monotonic())
 
     # What follows from it
+
+    @property
+    def all_well(self) -> bool:
+        """Whether all breakers are closed, so that no node need be avoided."""
+        if self._doubtful:
+            now, circuits = self._monotonic(), self._circuits
+            self._doubtful = {
+                node_id
+                for node_id in self._doubtful
+                if node_id in circuits and circuits[node_id].state(now) is not BreakerState.CLOSED
+            }
+        return not self._doubtful
 
     def avoided(self, node: Node) -> bool:
         """Tells whether another node should be preferred this time. While a node starts, the answer is drawn."""

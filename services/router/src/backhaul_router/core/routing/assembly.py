@@ -18,6 +18,7 @@ from backhaul_router.core.routing.prefixes import Prefixes
 from backhaul_router.core.routing.recency import Recency
 from backhaul_router.core.routing.reports import Reports
 from backhaul_router.core.routing.settings import RoutingSettings, profiles
+from backhaul_router.core.routing.shortlist import Shortlist
 from backhaul_router.core.routing.tokens import TokenRates
 
 
@@ -30,11 +31,13 @@ class Routing:
     learning: Learning
     rates: TokenRates
     retries: RetryBudget
+    table: NodeTable
 
     def follow(self, node_ids: Collection[str]) -> None:
         """Takes note of which nodes there are: what is known of others is dropped."""
         live = self.live
         live.breakers.seen(node_ids)
+        live.breakers.know(self.table)
         for part in (live.breakers, live.pairs, live.load, live.costs, live.prefixes, live.recency):
             part.forget(node_ids)
 
@@ -52,6 +55,7 @@ def assemble(
     load, costs, prefixes, reports = Load(monotonic), Costs(monotonic), Prefixes(), Reports(monotonic)
     breakers = Breakers(monotonic, rng, settings.breaker, on_eject=on_eject)
     estimator = Estimator(load, costs, prefixes, reports, disturbance=settings.limits.disturbance)
+    recency = Recency()
     live = Live(
         load=load,
         costs=costs,
@@ -59,8 +63,9 @@ def assemble(
         reports=reports,
         breakers=breakers,
         pairs=Pairs(monotonic),
-        recency=Recency(),
+        recency=recency,
         estimator=estimator,
+        shortlist=Shortlist(monotonic, prefixes, recency),
         rng=rng,
     )
 
@@ -77,4 +82,6 @@ def assemble(
         policy=policy,
     )
     learning = Learning(costs=costs, prefixes=prefixes, rates=rates)
-    return Routing(live=live, planner=planner, learning=learning, rates=rates, retries=RetryBudget(monotonic))
+    return Routing(
+        live=live, planner=planner, learning=learning, rates=rates, retries=RetryBudget(monotonic), table=table
+    )

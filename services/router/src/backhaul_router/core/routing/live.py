@@ -11,6 +11,7 @@ from backhaul_router.core.routing.estimates import Estimator
 from backhaul_router.core.routing.prefixes import Prefixes
 from backhaul_router.core.routing.recency import Recency
 from backhaul_router.core.routing.reports import Reports
+from backhaul_router.core.routing.shortlist import Shortlist
 from backhaul_router.core.routing.target import Target
 
 
@@ -26,6 +27,7 @@ class Live:
     pairs: Pairs
     recency: Recency
     estimator: Estimator
+    shortlist: Shortlist
     rng: random.Random
 
     def picked(self, target: Target) -> None:

@@ -15,6 +15,7 @@ from backhaul_router.core.routing.estimates import Estimate, Estimator
 from backhaul_router.core.routing.explanation import ProfileExplanation
 from backhaul_router.core.routing.filters.role import ROLES
 from backhaul_router.core.routing.profile import Profile
+from backhaul_router.core.routing.reach import Reach
 from backhaul_router.core.routing.settings import LimitSettings
 from backhaul_router.core.routing.target import Target, targets_of
 from backhaul_router.core.turn import Route
@@ -111,9 +112,7 @@ class Planner:
         self._well = well
         self._limits = limits
         self._policy = policy
-        self._known: dict[tuple[Role, str], list[Target]] = {}
-        """Targets by role and model, of one version of the table."""
-        self._version = table.version
+        self._reach = Reach(table)
 
     def plan(self, demand: Demand, explanations: Explanations | None = None) -> Planning:
         """Returns the ways of a turn, that over the holder alone first."""
@@ -137,8 +136,7 @@ class Planner:
 
         A prefill engine where one is: decode engines are giving answers.
         """
-        prefill = self._run(Leg.PREFILL, demand, self._targets(Role.PREFILL, demand.model), None)
-        return prefill or self._run(Leg.ALONE, demand, self._decodes(demand), None)
+        return self._run(Leg.PREFILL, demand, None) or self._run(Leg.ALONE, demand, None)
 
     def busy(self, demand: Demand, *, alone: bool) -> bool:
         """Tells of a turn that has no way whether it will have one once engines have less to do."""
@@ -159,9 +157,8 @@ class Planner:
             return misses.ROUTE_OFF
         if not self._reachable(held.holder, Leg.DECODE, demand):
             return misses.HOLDER_AVOIDED
-        readers = self._targets(Role.PREFILL, demand.model)
         demand = replace(demand, partners=(held.holder,))
-        return self._run(Leg.READ, demand, readers, explanations) or self._unread(held.holder, readers)
+        return self._run(Leg.READ, demand, explanations) or self._unread(held.holder, demand.model)
 
     def reading(self, demand: Demand, *, tokens_certain: bool) -> Plan | None:
         """Returns the way by a fresh handle for what is held, None where there is none or it does not pay.
@@ -231,50 +228,38 @@ class Planner:
         return self._policy.prefer is None and demand.token_count <= most
 
     def _over_two(self, demand: Demand, explanations: Explanations | None) -> Plan | None:
-        prefills, decodes = self._targets(Role.PREFILL, demand.model), self._decodes(demand)
-        prefill = self._run(Leg.PREFILL, replace(demand, partners=tuple(decodes)), prefills, explanations)
+        prefill = self._run(Leg.PREFILL, replace(demand, partners=tuple(self._decodes(demand))), explanations)
         if prefill is None:
             return None
-        decode = self._run(Leg.DECODE, replace(demand, partners=(prefill,)), decodes, explanations)
+        decode = self._run(Leg.DECODE, replace(demand, partners=(prefill,)), explanations)
         if decode is None:
             return None
         return Plan(Route.COLD, prefill, decode, self._estimator.cold(demand, prefill, decode))
 
     def _decode_only(self, demand: Demand, explanations: Explanations | None) -> Plan | None:
-        decode = self._run(Leg.ALONE, demand, self._decodes(demand), explanations)
+        decode = self._run(Leg.ALONE, demand, explanations)
         return None if decode is None else Plan(Route.COLD, None, decode, self._estimator.alone(demand, decode))
 
     # What ways are made of
 
-    def _targets(self, role: Role, model: str) -> list[Target]:
-        if self._version != self._table.version:
-            self._version = self._table.version
-            self._known.clear()
-        targets = self._known.get((role, model))
-        if targets is None:
-            targets = [*targets_of(self._table.ready(role, model))]
-            if targets:
-                # Of models that nobody serves there are as many as clients can name.
-                self._known[role, model] = targets
-        return targets
-
-    def _decodes(self, demand: Demand) -> list[Target]:
-        return [target for target in self._targets(Role.DECODE, demand.model) if demand.admits(target.node)]
+    def _decodes(self, demand: Demand) -> Sequence[Target]:
+        return _admitted(self._reach.able(Role.DECODE, demand.model), demand)
 
     def _missing(self, demand: Demand) -> str:
         return misses.NO_PREFILL if self._decodes(demand) else misses.NO_DECODE
 
-    def _run(
-        self, leg: Leg, demand: Demand, targets: Sequence[Target], explanations: Explanations | None
-    ) -> Target | None:
+    def _run(self, leg: Leg, demand: Demand, explanations: Explanations | None) -> Target | None:
         if explanations is None:
-            return self._profiles[leg].run(demand, leg, targets)
+            able = self._reach.paired(leg, demand)
+            answers = ROLES[leg] is Role.DECODE
+            return self._profiles[leg].pick(demand, leg, _admitted(able, demand) if answers else able)
         # Whoever asks is told of all engines that do such work, those too of which the table knows that they cannot.
         every = [*targets_of(node for node in self._table if node.role is ROLES[leg])]
         return self._profiles[leg].run(demand, leg, every, explanations.setdefault(leg, ProfileExplanation()))
 
-    def _unread(self, holder: Target, readers: Sequence[Target]) -> str:
+    def _unread(self, holder: Target, model: str) -> str:
         """Returns why nobody reads: nobody can, nobody verifies, or who would failed to a moment ago."""
+        readers = self._reach.able(Role.PREFILL, model)
         fitting = keep_compatible(readers, [holder], read=False)
         verifying = [reader for reader in fitting if reader.reuse and same_connector(reader, holder)]
         if fitting and not verifying:
@@ -290,10 +275,10 @@ class Planner:
         holder = demand.held.holder
         stock = [
             target
-            for target in self._targets(Role.PREFILL, demand.model)
+            for target in self._reach.able(Role.PREFILL, demand.model)
             if target.node.stock and same_weights(target.node, holder.node)
         ]
-        return self._run(Leg.PREFILL, replace(demand, partners=(holder,)), stock, None)
+        return self._profiles[Leg.PREFILL].run(replace(demand, partners=(holder,)), Leg.PREFILL, stock)
 
     def _reachable(self, holder: Target, leg: Leg, demand: Demand) -> bool:
         """Tells whether a holder should be used: filters leave it, and it is well, or no other decode node is."""
@@ -304,6 +289,12 @@ class Planner:
         if self._well(holder.node):
             return True
         return not any(map(self._well, self._table.ready(Role.DECODE, demand.model)))
+
+
+def _admitted(decodes: Sequence[Target], demand: Demand) -> Sequence[Target]:
+    if demand.endpoints is None:
+        return decodes
+    return [target for target in decodes if demand.admits(target.node)]
 
 
 def _least(plans: Sequence[Plan]) -> Plan | None:

@@ -18,6 +18,12 @@ DEFAULT_CAPACITY = 100_000
 MAX_ENTRIES = 8192
 """Beginnings remembered of one target; beyond it those used least recently are forgotten."""
 
+MAX_PROMPTS = 131_072
+"""Prompts of which it is remembered who had them last; beyond it the ones that were sent longest ago are forgotten."""
+
+MAX_FAMILIAR = 6
+"""Targets remembered of one prompt."""
+
 MAX_TARGETS = 1024
 """Targets remembered; beyond it the one used least recently is forgotten."""
 
@@ -54,12 +60,15 @@ class Prefixes:
 
     def __init__(self) -> None:
         self._caches: OrderedDict[TargetKey, _Cache] = OrderedDict()
+        self._had: dict[str, tuple[TargetKey, ...]] = {}
+        """By whole prompts and by what most prompts begin with: who was sent them last, the latest first."""
 
     def note(self, target: Target, prefixes: Sequence[Prefix]) -> None:
         """A target has computed, or been given, a prompt with these beginnings: all of them are cached there now."""
         cache = self._caches.setdefault(target.key, _Cache())
         self._caches.move_to_end(target.key)
         cache.put(prefixes, _capacity(target))
+        self._note_had(target.key, prefixes)
         if len(self._caches) > MAX_TARGETS:
             self._caches.popitem(last=False)
 
@@ -72,6 +81,11 @@ class Prefixes:
             if prefix.key in cache.tokens:
                 return prefix.token_count
         return 0
+
+    def familiar(self, prefixes: Sequence[Prefix]) -> Iterator[TargetKey]:
+        """Yields the targets that were sent one of these beginnings last, those with the longest first."""
+        for prefix in prefixes:
+            yield from self._had.get(prefix.key, ())
 
     def had(self, target: Target, demand: Demand) -> int:
         """Returns the tokens of a turn's prompt that a target has: held, or probably cached."""
@@ -89,8 +103,15 @@ class Prefixes:
             if local < prefix.token_count * _THERE:
                 cache.drop_through(prefix.key)
 
+    def _note_had(self, key: TargetKey, prefixes: Sequence[Prefix]) -> None:
+        for name in {prefix.key for prefix in (*prefixes[:1], *prefixes[-1:]) if prefix.key}:
+            others = self._had.pop(name, ())
+            self._had[name] = key, *[other for other in others if other != key][: MAX_FAMILIAR - 1]
+        while len(self._had) > MAX_PROMPTS:
+            del self._had[next(iter(self._had))]
+
     def forget(self, node_ids: Collection[str]) -> None:
-        """Drops what is known of nodes other than these."""
+        """Drops what is known of nodes other than these. Who had a prompt is forgotten with the prompt."""
         for key in [key for key in self._caches if key[0] not in node_ids]:
             del self._caches[key]
 

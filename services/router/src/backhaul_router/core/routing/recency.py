@@ -13,6 +13,11 @@ class Recency:
         """When each engine was picked last, as the number of the pick."""
         self._picks = 0
 
+    @property
+    def picks(self) -> int:
+        """Picks so far."""
+        return self._picks
+
     def picked(self, target: Target) -> None:
         """A leg goes to this engine."""
         self._picks += 1

@@ -127,9 +127,11 @@ def profiles(settings: RoutingSettings, live: Live) -> Mapping[Leg, Profile]:
 
 def _profile(settings: ProfileSettings, live: Live) -> Profile:
     return Profile(
-        [*(new() for new in REQUIRED), *(FILTERS[name](live, settings.max_waiting) for name in settings.filters)],
+        [FILTERS[name](live, settings.max_waiting) for name in settings.filters],
         [(SCORERS[scorer.type](live), scorer.weight) for scorer in settings.scorers],
         PICKERS[settings.picker.type](live),
+        required=[new() for new in REQUIRED],
+        shortlist=live.shortlist,
     )
 
 

@@ -12,6 +12,11 @@ from backhaul_router.core.routing.target import Target
 class Health(Protocol):
     """What became of legs, node by node."""
 
+    @property
+    def all_well(self) -> bool:
+        """Whether no node need be avoided."""
+        ...
+
     def avoided(self, node: Node) -> bool:
         """Tells whether another node should be preferred."""
         ...
@@ -27,6 +32,8 @@ class HealthyFilter:
 
     def keep(self, demand: Demand, leg: Leg, targets: Sequence[Target]) -> Sequence[Target]:
         """Returns those; all of them when every one should be avoided."""
+        if self._health.all_well:
+            return targets
         # Once for all ranks of a node: an answer may be drawn.
         nodes = {target.node.node_id: target.node for target in targets}
         avoided = {node_id for node_id, node in nodes.items() if self._health.avoided(node)}
