@@ -1,8 +1,7 @@
 """Ends legs that wait at nodes that have gone: nobody will answer them."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 import structlog
 
@@ -31,23 +30,9 @@ class Departures:
         self._unready: dict[str, float] = {}
         """Since when nodes that legs wait at are not ready."""
 
-    @asynccontextmanager
-    async def waiting_at(self, node: Node, failure: Failure = Failure.GONE) -> AsyncIterator[None]:
-        """While nothing of an answer is there. Raises EngineError (``failure``) when the node goes meanwhile."""
-        try:
-            async with asyncio.timeout(None) as scope:
-                scopes = self._waiting.setdefault(node, set())
-                scopes.add(scope)
-                try:
-                    yield
-                finally:
-                    scopes.discard(scope)
-                    if not scopes and self._waiting.get(node) is scopes:
-                        del self._waiting[node]
-        except TimeoutError:
-            if scope.expired():
-                raise EngineError(failure) from None
-            raise
+    def waiting_at(self, node: Node, failure: Failure = Failure.GONE) -> "Waiting":
+        """Returns what to be in while nothing of an answer is there; EngineError comes out of it when the node goes."""
+        return Waiting(self._waiting, node, failure)
 
     async def watch(self) -> None:
         """Looks again and again, until cancelled."""
@@ -75,3 +60,32 @@ class Departures:
     def _ready(self, node: Node) -> bool:
         known = self._table.known(node.node_id)
         return known is not None and known.state is not NodeState.NOT_READY
+
+
+class Waiting:
+    """One leg that waits at one node."""
+
+    __slots__ = ("_failure", "_node", "_scope", "_waiting")
+
+    def __init__(self, waiting: dict[Node, set[asyncio.Timeout]], node: Node, failure: Failure) -> None:
+        self._waiting = waiting
+        self._node = node
+        self._failure = failure
+        self._scope = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+        self._waiting.setdefault(self._node, set()).add(self._scope)
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        scopes = self._waiting.get(self._node)
+        if scopes is not None:
+            scopes.discard(self._scope)
+            if not scopes:
+                del self._waiting[self._node]
+        try:
+            await self._scope.__aexit__(exc_type, exc, traceback)
+        except TimeoutError:
+            raise EngineError(self._failure) from None

@@ -26,7 +26,7 @@ class LegSpan:
 
     def __init__(self, span: Span) -> None:
         self._span = span
-        self.headers = trace_headers(trace.set_span_in_context(span, Context()))
+        self.headers = trace_headers(trace.set_span_in_context(span, Context())) if _traced(span) else {}
         """By which the leg's engine continues the trace."""
 
     def answered(self, status: int) -> None:
@@ -106,6 +106,8 @@ def ended(span: Span) -> Iterator[None]:
 
 def describe(span: Span, outcome: Outcome, result: str) -> None:
     """Puts on a turn's span what became of the turn, and a link to the turn whose blocks it read."""
+    if not span.is_recording():
+        return
     span.set_attributes(dict(_described(outcome, result)))
     if outcome.result not in _FINE:
         _mark(span, outcome.result)
@@ -138,8 +140,16 @@ def _described(outcome: Outcome, result: str) -> Iterator[tuple[str, str | bool 
     yield from ((name, text) for name, text in texts.items() if text)
 
 
+def _traced(span: Span) -> bool:
+    """Tells whether a span belongs to a trace at all: where nobody traces, and no caller does, none does."""
+    return span.get_span_context().is_valid
+
+
 @contextmanager
 def _current(span: Span) -> Iterator[None]:
+    if not _traced(span):
+        yield
+        return
     with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
         yield
 

@@ -31,6 +31,9 @@ class Profile:
         left = self._filtered(demand, leg, targets, explanation)
         if not left:
             return None
+        if len(left) == 1 and explanation is None:
+            # Nobody has to be better than anybody.
+            return left[0]
         picked = self._picker.pick(demand, leg, self._rated(demand, leg, left, explanation))
         if explanation is not None:
             explanation.picked = picked
