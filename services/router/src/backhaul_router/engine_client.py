@@ -7,10 +7,11 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 
 from backhaul_common.tls import CallerContext
 from backhaul_router.core.engine_lists import models_in, tokens_in
@@ -74,7 +75,7 @@ class EngineStream:
         if self._first:
             yield self._first
         try:
-            async for chunk in self._response.content.iter_any():
+            while chunk := await self._response.content.readany():
                 yield chunk
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _failed(error) from error
@@ -123,7 +124,6 @@ class EngineClient:
             headers={"accept-encoding": "identity", "content-type": "application/json"},
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
-            trace_configs=[_tell_when_sent()],
         )
 
     async def __aexit__(
@@ -205,11 +205,10 @@ class EngineClient:
         try:
             response = await self._open(pooled=not again).post(
                 url,
-                data=_pieces(body),
+                data=_Body(body, on_sent),
                 headers=headers,
                 timeout=limits,
                 allow_redirects=False,
-                trace_request_ctx=on_sent,
                 ssl=self._ssl,
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -247,10 +246,9 @@ class EngineClient:
                 self._open(pooled=pooled).request(
                     method,
                     url,
-                    data=_pieces(body),
+                    data=None if body is None else _Body(body, on_sent),
                     headers=headers,
                     allow_redirects=False,
-                    trace_request_ctx=on_sent,
                     ssl=self._ssl,
                 ) as response,
             ):
@@ -302,21 +300,21 @@ async def _opening(response: aiohttp.ClientResponse) -> bytes:
     return first
 
 
-def _tell_when_sent() -> aiohttp.TraceConfig:
-    """Calls the ``trace_request_ctx`` of a request when it goes out."""
+class _Body(aiohttp.payload.BytesIOPayload):
+    """A request's body, sent piece by piece: one of megabytes must not hold up other turns.
 
-    async def sent(session: aiohttp.ClientSession, context: SimpleNamespace, headers: object) -> None:
-        if context.trace_request_ctx is not None:
-            context.trace_request_ctx()
+    Tells when it goes out, and the head before it: aiohttp sends both at once.
+    """
 
-    config = aiohttp.TraceConfig()
-    config.on_request_headers_sent.append(sent)
-    return config
+    def __init__(self, body: bytes, on_sent: Callable[[], None] | None) -> None:
+        super().__init__(io.BytesIO(body))
+        self._on_sent = on_sent
 
-
-def _pieces(body: bytes | None) -> io.BytesIO | None:
-    # Sent piece by piece: a body of megabytes must not hold up other turns.
-    return None if body is None else io.BytesIO(body)
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        """Sends it."""
+        if self._on_sent is not None:
+            self._on_sent()
+        await super().write_with_length(writer, content_length)
 
 
 def _failed(error: Exception) -> EngineError:
