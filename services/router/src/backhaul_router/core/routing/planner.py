@@ -160,7 +160,7 @@ class Planner:
         if not self._reachable(held.holder, Leg.DECODE, demand):
             return misses.HOLDER_AVOIDED
         readers = self._targets(Role.PREFILL, demand.model)
-        demand = replace(demand, partners=(held.holder,))
+        demand = demand.with_partners(held.holder)
         return self._run(Leg.READ, demand, readers, explanations) or self._unread(held.holder, readers)
 
     def reading(self, demand: Demand, *, tokens_certain: bool) -> Plan | None:
@@ -232,10 +232,10 @@ class Planner:
 
     def _over_two(self, demand: Demand, explanations: Explanations | None) -> Plan | None:
         prefills, decodes = self._targets(Role.PREFILL, demand.model), self._decodes(demand)
-        prefill = self._run(Leg.PREFILL, replace(demand, partners=tuple(decodes)), prefills, explanations)
+        prefill = self._run(Leg.PREFILL, demand.with_partners(*decodes), prefills, explanations)
         if prefill is None:
             return None
-        decode = self._run(Leg.DECODE, replace(demand, partners=(prefill,)), decodes, explanations)
+        decode = self._run(Leg.DECODE, demand.with_partners(prefill), decodes, explanations)
         if decode is None:
             return None
         return Plan(Route.COLD, prefill, decode, self._estimator.cold(demand, prefill, decode))
@@ -293,7 +293,7 @@ class Planner:
             for target in self._targets(Role.PREFILL, demand.model)
             if target.node.stock and same_weights(target.node, holder.node)
         ]
-        return self._run(Leg.PREFILL, replace(demand, partners=(holder,)), stock, None)
+        return self._run(Leg.PREFILL, demand.with_partners(holder), stock, None)
 
     def _reachable(self, holder: Target, leg: Leg, demand: Demand) -> bool:
         """Tells whether a holder should be used: filters leave it, and it is well, or no other decode node is."""
