@@ -6,6 +6,7 @@ Events say in ``created`` when they were sent, by the machine's monotonic clock,
 """
 
 import asyncio
+import math
 import sys
 import time
 
@@ -66,9 +67,10 @@ async def _answer(request: web.BaseRequest) -> web.StreamResponse:
     response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     gap_s = asked.vllm_xargs.get("gap_s", 0.0)
-    for _ in range(asked.max_tokens):
+    step = math.ceil(time.monotonic() / gap_s) if gap_s else 0
+    for number in range(step, step + asked.max_tokens):
         if gap_s:
-            await asyncio.sleep(gap_s - time.monotonic() % gap_s)
+            await asyncio.sleep(number * gap_s - time.monotonic())
         await response.write(_EVENT % time.monotonic_ns())
     await response.write(_DONE)
     return response

@@ -20,6 +20,7 @@ from backhaul_router.core.errors import engine_answer, too_large
 from backhaul_router.core.opening import Opening, opening_of
 from backhaul_router.core.sse import is_events
 from backhaul_router.late_replies import LateReplies
+from backhaul_router.patience import Patience
 
 KEEP_ALIVE_S = 4.0
 """Idle connections are closed before the engine does it: vLLM's server waits 5 s (`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`)."""
@@ -70,13 +71,16 @@ class EngineStream:
         """Yields the body's bytes as they come. Raises EngineError when they stop before the end."""
         connection = self._response.connection
         if connection is not None and connection.protocol is not None:
-            connection.protocol.read_timeout = self._idle_s
+            # aiohttp would make a timer for each piece.
+            connection.protocol.read_timeout = None
             connection.protocol.start_timeout()
         if self._first:
             yield self._first
+        content = self._response.content
         try:
-            while chunk := await self._response.content.readany():
-                yield chunk
+            with Patience(self._idle_s, content.set_exception, asyncio.get_running_loop()) as patience:
+                while chunk := await patience.awaiting(content.readany()):
+                    yield chunk
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _failed(error) from error
         self.complete = True
