@@ -99,6 +99,16 @@ bench-connector: $(ENVIRONMENTS) ## What the connector costs an engine's schedul
 bench-registry: $(if $(ENVIRONMENTS),install-services) ## What lookups, publications and claims cost, beside bare handlers on the same etcd (ARGS=--help for options)
 	@$(BIN)/python -m benchmarks.registry $(ARGS)
 
+.PHONY: bench-overhead
+bench-overhead: $(if $(ENVIRONMENTS),install-services) $(if $(BACKHAUL_VLLM_ROUTER_BINARY),,.venv-peer) ## What a router adds to turns, beside vllm-router, Envoy and no router at all (ARGS=--help for options)
+	@BACKHAUL_VLLM_ROUTER_BINARY=$${BACKHAUL_VLLM_ROUTER_BINARY:-.venv-peer/bin/vllm-router} \
+		$(BIN)/python -m benchmarks.overhead $(ARGS)
+
+# vllm-router needs versions of its own of what the services use, too.
+.venv-peer: benchmarks/overhead/requirements.txt
+	$(if $(PYTHON),,$(error vllm-router needs Python 3.11, and neither python3.11 nor python3 is it))
+	@$(PYTHON) -m venv $@ && $@/bin/pip install --quiet -r $< && touch $@
+
 .PHONY: check
 check: $(ENVIRONMENTS) ## Lint, types, import direction, protos, generated code up to date, images and manifests, nothing private in any file
 	$(BIN)/ruff check
@@ -124,5 +134,5 @@ proto: $(ENVIRONMENTS) ## Regenerates the code in proto/gen
 
 .PHONY: clean
 clean: ## Removes the environments, models, logs and caches
-	rm -rf .venv .venv-engine .state .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-engine .venv-peer .state .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,12 +1,21 @@
 """Fixtures for tests with a real etcd."""
 
+import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
+import uvloop
 
 from tests.fakes.etcd_process import EtcdProcess
 from tests.fakes.registry_process import Registry, running_registry
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Runs routers on the loop that they have in earnest."""
+    if item.path.stem.startswith("test_router"):
+        return {"uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
 
 
 @pytest.fixture

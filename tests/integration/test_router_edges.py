@@ -339,7 +339,7 @@ def _raw(data: bytes) -> Step:
 
     async def step(request: web.Request, leg: Leg) -> web.StreamResponse:
         transport = request.transport
-        assert isinstance(transport, asyncio.Transport)
+        assert transport is not None
         transport.write(data)
         transport.close()
         raise ConnectionResetError

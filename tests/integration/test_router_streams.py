@@ -267,6 +267,16 @@ async def test_garbage_gets_an_error_in_openais_form(stack: RouterStack) -> None
     await writer.wait_closed()
 
 
+async def test_the_first_event_comes_with_the_head(stack: RouterStack) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.router.http_port)
+    writer.write(_raw_request(stream=True))
+    first = await reader.read(65_536)
+    assert first.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"data: " in first
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_a_storm_of_aborts_and_the_death_of_an_engine_leave_the_others_served(stack: RouterStack) -> None:
     await stack.add(FakeEngine("decode"))
     chance = random.Random(5)

@@ -216,6 +216,16 @@ async def test_a_client_that_leaves_ends_its_turn_and_nothing_is_logged(authorit
         assert [log for log in logs if log["log_level"] in ("warning", "error")] == []
 
 
+async def test_a_client_that_leaves_in_the_middle_of_a_stream_ends_it_within_two_seconds(authority: Authority) -> None:
+    async with secure_stack(authority) as stack:
+        stack.decode.chunk_gate = asyncio.Event()
+        url = f"{stack.url}/v1/chat/completions"
+        async with stack.client.post(url, json=chat_body("hi", stream=True)) as response:
+            await response.content.readany()
+        async with asyncio.timeout(2):
+            await stack.decode.legs[0].closed_early.wait()
+
+
 async def test_slow_clients_lose_their_connection_as_ever(authority: Authority) -> None:
     async with secure_stack(authority, receive_timeout_s=0.3, send_timeout_s=0.5, idle_timeout_s=30.0) as stack:
         context = CallerContext(identity(None, authority)).current()

@@ -1,7 +1,9 @@
 """Logs: one line per event, a fixed phrase plus fields. JSON, or readable text on a terminal."""
 
+import json
 import logging
 import sys
+from functools import cache
 from typing import TextIO
 
 import structlog
@@ -26,6 +28,11 @@ def configure_logging(level: str, service: str, stream: TextIO | None = None) ->
     is current.
     """
     out = sys.stderr if stream is None else stream
+
+    @cache
+    def lines_of(name: str) -> _Lines:
+        return _Lines(out, name)
+
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -38,10 +45,10 @@ def configure_logging(level: str, service: str, stream: TextIO | None = None) ->
         renderer: Processor = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     else:
         shared.append(_tracebacks)
-        renderer = structlog.processors.JSONRenderer()
+        renderer = _as_json
     structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
+        processors=[structlog.stdlib.filter_by_level, *shared, renderer],
+        logger_factory=lines_of,
         wrapper_class=structlog.stdlib.BoundLogger,
     )
     handler = logging.StreamHandler(out)
@@ -54,6 +61,24 @@ def configure_logging(level: str, service: str, stream: TextIO | None = None) ->
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     for name in _REPEATING:
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+class _Lines(structlog.WriteLogger):
+    """Writes our own lines, past the library's records and handlers: every turn has one."""
+
+    def __init__(self, out: TextIO, name: str) -> None:
+        super().__init__(out)
+        self.name = name
+        # Whoever sets levels sets the library's; what `filter_by_level` asks for.
+        self.getEffectiveLevel = logging.getLogger(name).getEffectiveLevel
+        self.disabled = False
+
+
+_encode = json.JSONEncoder(default=repr).encode
+
+
+def _as_json(_logger: WrappedLogger, _name: str, event: EventDict) -> str:
+    return _encode(event)
 
 
 def step_level(by: int) -> None:

@@ -17,14 +17,19 @@ _COLLECT_AFTER = 20_000
 """Objects that are made, and not gone again, between two looks of the collector."""
 
 
-def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
+def run_service(
+    main: Callable[[asyncio.Event], Awaitable[None]],
+    *,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> int:
     """Runs ``main`` until it returns and gives the exit code: 0, or 1 after an error.
 
     SIGTERM or SIGINT sets the event that ``main`` is given; a second one ends the process at once. SIGUSR1 has more
-    logged, SIGUSR2 less, one level at a time.
+    logged, SIGUSR2 less, one level at a time. ``loop_factory`` makes the event loop; None: asyncio's own.
     """
     try:
-        asyncio.run(_supervised(main))
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(_supervised(main))
     except BackhaulError as error:
         _log.error("service failed", reason=error.reason, error=error.message)
         return 1

@@ -3,6 +3,8 @@
 import sys
 from socket import gethostname
 
+import uvloop
+
 from backhaul_common.config import load_config
 from backhaul_common.exposition import configure_metrics
 from backhaul_common.logs import configure_logging
@@ -20,7 +22,7 @@ def main() -> None:
         configure_telemetry("backhaul-router"),
         configure_metrics("backhaul-router", gethostname(), wanted=bool(config.listen_metrics)) as measured,
     ):
-        code = run_service(lambda stopping: serve(config, stopping, measured))
+        code = run_service(lambda stopping: serve(config, stopping, measured), loop_factory=uvloop.new_event_loop)
     sys.exit(code)
 
 

@@ -9,7 +9,7 @@ from backhaul_router.core.clean_lines import CleanLines, longest_line, without_p
 from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import ApiError, engine_answer
 from backhaul_router.core.fresh import FreshKeys
-from backhaul_router.core.sse import WholeLines, is_events
+from backhaul_router.core.sse import is_events
 from backhaul_router.core.turn import Outcome
 from backhaul_router.core.usage import PromptUsage, UsageLines, with_prompt
 from backhaul_router.ports import Answer, Stream
@@ -100,21 +100,20 @@ class Checked:
 
 
 async def with_error_event(stream: Stream, path: str) -> AsyncGenerator[bytes]:
-    """Yields a stream of events in whole lines; one that breaks ends with an error event, of the form at ``path``."""
-    lines, sent = WholeLines(), b""
+    """Yields a stream of events that comes in whole lines, as `Checked` does.
+
+    One that breaks ends with an error event, of the form at ``path``.
+    """
+    sent = b""
     try:
         async with aclosing(stream.chunks()) as chunks:
             async for chunk in chunks:
-                if ready := lines.take(chunk):
-                    sent = ready
-                    yield ready
-        last = lines.rest()
+                sent = chunk
+                yield chunk
     except EngineError as error:
         # A blank line ends what was sent of the event before.
         apart = b"" if sent.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
-        last = apart + error.as_api_error("decode").event_at(path)
-    if last:
-        yield last
+        yield apart + error.as_api_error("decode").event_at(path)
 
 
 class Labelled:

@@ -1,8 +1,7 @@
 """Ends legs that wait at nodes that have gone: nobody will answer them."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 import structlog
 
@@ -11,6 +10,9 @@ from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.nodes import Node, NodeState, NodeTable
 
 _log = structlog.get_logger(__name__)
+
+_Place = tuple[str, str]
+"""Node id and URL of its engine: a node is hashed with all that it says."""
 
 INTERVAL_S = 0.25
 """Between two looks at the nodes that legs wait for, seconds."""
@@ -27,27 +29,13 @@ class Departures:
         self._table = table
         self._clock = clock
         self._patience_s = patience_s
-        self._waiting: dict[Node, set[asyncio.Timeout]] = {}
+        self._waiting: dict[_Place, set[asyncio.Timeout]] = {}
         self._unready: dict[str, float] = {}
         """Since when nodes that legs wait at are not ready."""
 
-    @asynccontextmanager
-    async def waiting_at(self, node: Node, failure: Failure = Failure.GONE) -> AsyncIterator[None]:
-        """While nothing of an answer is there. Raises EngineError (``failure``) when the node goes meanwhile."""
-        try:
-            async with asyncio.timeout(None) as scope:
-                scopes = self._waiting.setdefault(node, set())
-                scopes.add(scope)
-                try:
-                    yield
-                finally:
-                    scopes.discard(scope)
-                    if not scopes and self._waiting.get(node) is scopes:
-                        del self._waiting[node]
-        except TimeoutError:
-            if scope.expired():
-                raise EngineError(failure) from None
-            raise
+    def waiting_at(self, node: Node, failure: Failure = Failure.GONE) -> "Waiting":
+        """Returns what to be in while nothing of an answer is there; EngineError comes out of it when the node goes."""
+        return Waiting(self._waiting, (node.node_id, node.engine_url), failure)
 
     async def watch(self) -> None:
         """Looks again and again, until cancelled."""
@@ -58,20 +46,50 @@ class Departures:
     def look(self) -> None:
         """Ends the legs that wait at nodes that have gone."""
         now = self._clock.monotonic()
-        ids = {node.node_id for node in self._waiting if not self._ready(node)}
+        ids = {node_id for node_id, _ in self._waiting if not self._ready(node_id)}
         self._unready = {node_id: self._unready.get(node_id, now) for node_id in ids}
-        for node in [node for node in self._waiting if self._gone(node, now)]:
-            scopes = self._waiting.pop(node)
-            _log.warning("node has gone, legs without an answer end", node_id=node.node_id, leg_count=len(scopes))
+        for place in [place for place in self._waiting if self._gone(place, now)]:
+            scopes = self._waiting.pop(place)
+            _log.warning("node has gone, legs without an answer end", node_id=place[0], leg_count=len(scopes))
             for scope in scopes:
                 scope.reschedule(0)
 
-    def _gone(self, node: Node, now: float) -> bool:
-        known = self._table.known(node.node_id)
-        if known is None or known.engine_url != node.engine_url:
+    def _gone(self, place: _Place, now: float) -> bool:
+        node_id, engine_url = place
+        known = self._table.known(node_id)
+        if known is None or known.engine_url != engine_url:
             return True
-        return now - self._unready.get(node.node_id, now) >= self._patience_s
+        return now - self._unready.get(node_id, now) >= self._patience_s
 
-    def _ready(self, node: Node) -> bool:
-        known = self._table.known(node.node_id)
+    def _ready(self, node_id: str) -> bool:
+        known = self._table.known(node_id)
         return known is not None and known.state is not NodeState.NOT_READY
+
+
+class Waiting:
+    """One leg that waits at one node."""
+
+    __slots__ = ("_failure", "_place", "_scope", "_waiting")
+
+    def __init__(self, waiting: dict[_Place, set[asyncio.Timeout]], place: _Place, failure: Failure) -> None:
+        self._waiting = waiting
+        self._place = place
+        self._failure = failure
+        self._scope = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+        self._waiting.setdefault(self._place, set()).add(self._scope)
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        scopes = self._waiting.get(self._place)
+        if scopes is not None:
+            scopes.discard(self._scope)
+            if not scopes:
+                del self._waiting[self._place]
+        try:
+            await self._scope.__aexit__(exc_type, exc, traceback)
+        except TimeoutError:
+            raise EngineError(self._failure) from None

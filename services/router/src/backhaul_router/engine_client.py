@@ -7,10 +7,11 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 
 from backhaul_common.tls import CallerContext
 from backhaul_router.core.engine_lists import models_in, tokens_in
@@ -19,6 +20,7 @@ from backhaul_router.core.errors import engine_answer, too_large
 from backhaul_router.core.opening import Opening, opening_of
 from backhaul_router.core.sse import is_events
 from backhaul_router.late_replies import LateReplies
+from backhaul_router.patience import Patience
 
 KEEP_ALIVE_S = 4.0
 """Idle connections are closed before the engine does it: vLLM's server waits 5 s (`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`)."""
@@ -69,13 +71,16 @@ class EngineStream:
         """Yields the body's bytes as they come. Raises EngineError when they stop before the end."""
         connection = self._response.connection
         if connection is not None and connection.protocol is not None:
-            connection.protocol.read_timeout = self._idle_s
+            # aiohttp would make a timer for each piece.
+            connection.protocol.read_timeout = None
             connection.protocol.start_timeout()
         if self._first:
             yield self._first
+        content = self._response.content
         try:
-            async for chunk in self._response.content.iter_any():
-                yield chunk
+            with Patience(self._idle_s, content.set_exception, asyncio.get_running_loop()) as patience:
+                while chunk := await patience.awaiting(content.readany()):
+                    yield chunk
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _failed(error) from error
         self.complete = True
@@ -123,7 +128,6 @@ class EngineClient:
             headers={"accept-encoding": "identity", "content-type": "application/json"},
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
-            trace_configs=[_tell_when_sent()],
         )
 
     async def __aexit__(
@@ -205,11 +209,10 @@ class EngineClient:
         try:
             response = await self._open(pooled=not again).post(
                 url,
-                data=_pieces(body),
+                data=_Body(body, on_sent),
                 headers=headers,
                 timeout=limits,
                 allow_redirects=False,
-                trace_request_ctx=on_sent,
                 ssl=self._ssl,
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -247,10 +250,9 @@ class EngineClient:
                 self._open(pooled=pooled).request(
                     method,
                     url,
-                    data=_pieces(body),
+                    data=None if body is None else _Body(body, on_sent),
                     headers=headers,
                     allow_redirects=False,
-                    trace_request_ctx=on_sent,
                     ssl=self._ssl,
                 ) as response,
             ):
@@ -302,21 +304,21 @@ async def _opening(response: aiohttp.ClientResponse) -> bytes:
     return first
 
 
-def _tell_when_sent() -> aiohttp.TraceConfig:
-    """Calls the ``trace_request_ctx`` of a request when it goes out."""
+class _Body(aiohttp.payload.BytesIOPayload):
+    """A request's body, sent piece by piece: one of megabytes must not hold up other turns.
 
-    async def sent(session: aiohttp.ClientSession, context: SimpleNamespace, headers: object) -> None:
-        if context.trace_request_ctx is not None:
-            context.trace_request_ctx()
+    Tells when it goes out, and the head before it: aiohttp sends both at once.
+    """
 
-    config = aiohttp.TraceConfig()
-    config.on_request_headers_sent.append(sent)
-    return config
+    def __init__(self, body: bytes, on_sent: Callable[[], None] | None) -> None:
+        super().__init__(io.BytesIO(body))
+        self._on_sent = on_sent
 
-
-def _pieces(body: bytes | None) -> io.BytesIO | None:
-    # Sent piece by piece: a body of megabytes must not hold up other turns.
-    return None if body is None else io.BytesIO(body)
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        """Sends it."""
+        if self._on_sent is not None:
+            self._on_sent()
+        await super().write_with_length(writer, content_length)
 
 
 def _failed(error: Exception) -> EngineError:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 from aiohttp import web, web_protocol
@@ -116,7 +116,7 @@ class ApiProtocol(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begins to serve, unless too many connections are open and none of them is idle."""
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)
         self._served = self._server.make_room()
         if self._served:
             # Whatever waits for the client is waited for: a transport that closes keeps its socket until all is taken.

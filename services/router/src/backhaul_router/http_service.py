@@ -252,16 +252,17 @@ class HttpService:
         assert answer.stream is not None
         headers = {**answer.headers, **STREAM_HEADERS, "x-request-id": request_id}
         response = await self._begin(request, answer.status, headers)
-        _enter(request, Phase.STREAMING)
         async with aclosing(with_error_event(answer.stream, request.path)) as chunks:
             async for chunk in chunks:
                 await response.write(chunk)
+                # The head has gone with the first piece, which is there already.
+                _enter(request, Phase.STREAMING)
         _enter(request, Phase.ANSWERING)
         await response.write_eof()
         return response
 
     async def _begin(self, request: web.BaseRequest, status: int, headers: Mapping[str, str]) -> web.StreamResponse:
-        response = web.StreamResponse(status=status, headers=headers)
+        response = _Response(status=status, headers=headers)
         self._maybe_last(response)
         _enter(request, Phase.ANSWERING)
         await response.prepare(request)
@@ -278,6 +279,12 @@ class HttpService:
     def _maybe_last(self, response: web.StreamResponse) -> None:
         if self._leaving:
             response.force_close()
+
+
+class _Response(web.StreamResponse):
+    """Sends its head with the first piece of its body, as aiohttp does for bodies that it has whole."""
+
+    _send_headers_immediately = False
 
 
 async def _ask_for_body(request: web.BaseRequest) -> None:

@@ -25,7 +25,7 @@ from backhaul_router.core.errors import ApiError, bounded
 from backhaul_router.core.health.breakers import Breakers, BreakerState
 from backhaul_router.core.nodes import Node, NodeTable
 from backhaul_router.core.turn import Outcome
-from backhaul_router.turn_spans import TurnTrace, describe, ended
+from backhaul_router.turn_spans import Ended, TurnTrace, describe
 
 _log = structlog.get_logger(__name__)
 
@@ -73,7 +73,7 @@ class TurnObserver:
         turn = TurnTrace(self._tracer, span, self._clock)
         result = "cancelled"
         try:
-            with ended(span):
+            with Ended(span):
                 try:
                     yield turn
                     result = outcome.result
@@ -91,7 +91,7 @@ class TurnObserver:
     def question(self, parent: Context | None) -> Iterator[TurnTrace]:
         """Spans what is asked about a turn that is not run."""
         span = self._tracer.start_span("explain", parent or Context(), SpanKind.SERVER)
-        with ended(span):
+        with Ended(span):
             yield TurnTrace(self._tracer, span, self._clock)
 
     def handed_off(self, seconds: float) -> None:

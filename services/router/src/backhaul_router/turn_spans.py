@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
+from typing import Self
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -17,16 +19,37 @@ from backhaul_router.core.errors import ApiError
 from backhaul_router.core.routing.target import Target
 from backhaul_router.core.turn import Outcome, Route
 
+_NO_TRACE = nullcontext()
+
 _FINE = ("ok", "refused")
 """Results that are nobody's fault here: an engine's 4xx blames the client."""
 
 
-class LegSpan:
-    """The span of one leg."""
+class Ended:
+    """Ends a span with a status that says what went wrong inside, and no more of it."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
-        self.headers = trace_headers(trace.set_span_in_context(span, Context()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(exc, asyncio.CancelledError | GeneratorExit):
+            _mark(self._span, "cancelled")
+        elif isinstance(exc, Exception) and (not isinstance(exc, ApiError) or exc.status >= 500):
+            _mark(self._span, _kind(exc))
+        self._span.end()
+
+
+class LegSpan(Ended):
+    """The span of one leg, ended on leaving."""
+
+    def __init__(self, span: Span) -> None:
+        super().__init__(span)
+        self.headers = trace_headers(trace.set_span_in_context(span, Context())) if _traced(span) else {}
         """By which the leg's engine continues the trace."""
 
     def answered(self, status: int) -> None:
@@ -61,26 +84,21 @@ class TurnTrace:
         """Names the turn to those that come after it; empty when its trace is not recorded."""
         return traceparent_of(self.span)
 
-    @contextmanager
-    def leg(self, name: str, target: Target, outcome: Outcome) -> Iterator[LegSpan]:
-        """Spans one leg to an engine."""
+    def leg(self, name: str, target: Target, outcome: Outcome) -> LegSpan:
+        """Spans one leg to an engine, from now until what it returns is left."""
         attributes = {names.NODE_ID: target.key[0], names.ENGINE_ID: target.key[1], names.ROUTE: outcome.route.value}
-        span = self._tracer.start_span(name, self._context, SpanKind.CLIENT, attributes)
-        with ended(span):
-            yield LegSpan(span)
+        return LegSpan(self._tracer.start_span(name, self._context, SpanKind.CLIENT, attributes))
 
     @contextmanager
     def step(self, name: str) -> Iterator[Span]:
         """Spans a step whose gRPC calls become its children; no yields of generators inside."""
         span = self._tracer.start_span(name, self._context)
-        with ended(span), _current(span):
+        with Ended(span), _current(span):
             yield span
 
-    @contextmanager
-    def current(self) -> Iterator[None]:
+    def current(self) -> AbstractContextManager[object]:
         """Makes what begins inside part of the turn, in the background too; no yields of generators inside."""
-        with _current(self.span):
-            yield
+        return _current(self.span)
 
     def told(self, step: str) -> None:
         """A gateway tells how the turn goes, by a call of its own: that is noted, and the call's span linked to it."""
@@ -88,24 +106,10 @@ class TurnTrace:
         trace.get_current_span().add_link(self.span.get_span_context())
 
 
-@contextmanager
-def ended(span: Span) -> Iterator[None]:
-    """Ends a span with a status that says what went wrong inside, and no more of it."""
-    try:
-        yield
-    except (asyncio.CancelledError, GeneratorExit):
-        _mark(span, "cancelled")
-        raise
-    except Exception as error:
-        if not isinstance(error, ApiError) or error.status >= 500:
-            _mark(span, _kind(error))
-        raise
-    finally:
-        span.end()
-
-
 def describe(span: Span, outcome: Outcome, result: str) -> None:
     """Puts on a turn's span what became of the turn, and a link to the turn whose blocks it read."""
+    if not span.is_recording():
+        return
     span.set_attributes(dict(_described(outcome, result)))
     if outcome.result not in _FINE:
         _mark(span, outcome.result)
@@ -138,10 +142,15 @@ def _described(outcome: Outcome, result: str) -> Iterator[tuple[str, str | bool 
     yield from ((name, text) for name, text in texts.items() if text)
 
 
-@contextmanager
-def _current(span: Span) -> Iterator[None]:
-    with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
-        yield
+def _traced(span: Span) -> bool:
+    """Tells whether a span belongs to a trace at all: where nobody traces, and no caller does, none does."""
+    return span.get_span_context().is_valid
+
+
+def _current(span: Span) -> AbstractContextManager[object]:
+    if not _traced(span):
+        return _NO_TRACE
+    return trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
 
 
 def _mark(span: Span, how: str) -> None:

@@ -8,6 +8,7 @@ from backhaul_router.core.body import Endpoint
 from backhaul_router.core.sse import MAX_LINE_BYTES, MAX_RESPONSE_LINE_BYTES, WholeLines
 
 _PARAMS = "kv_transfer_params"
+_NAME = _PARAMS.encode()
 _RESPONSE = "response"
 """In events of `/v1/responses`: the answer as far as it has come, or all of it."""
 
@@ -32,7 +33,7 @@ def without_params(reply: bytes) -> bytes:
 
     Raises ValueError when it cannot be told apart.
     """
-    if _PARAMS.encode() not in reply:
+    if _NAME not in reply:
         return reply
     try:
         fields = _decode_fields(reply)
@@ -78,11 +79,13 @@ class CleanLines:
         return self._clean(self._lines.rest())
 
     def _clean(self, lines: bytes) -> bytes:
-        if _PARAMS.encode() in lines:
-            lines = b"".join(map(_without_params_in, lines.splitlines(keepends=True)))
         shown = self._tail + lines
-        if _PARAMS_LEFT.search(shown):
-            raise ValueError("kv_transfer_params where they cannot be taken out")
+        # Once for both: a name that begins in what was passed on before is whole in the two together only.
+        if _NAME in shown:
+            lines = b"".join(map(_without_params_in, lines.splitlines(keepends=True)))
+            shown = self._tail + lines
+            if _PARAMS_LEFT.search(shown):
+                raise ValueError("kv_transfer_params where they cannot be taken out")
         if self._last_events is not None:
             self._note_event(lines)
         self._tail = shown[-_TAIL_BYTES:]
@@ -98,7 +101,7 @@ class CleanLines:
 
 
 def _without_params_in(line: bytes) -> bytes:
-    if not line.startswith(b"data:") or _PARAMS.encode() not in line:
+    if not line.startswith(b"data:") or _NAME not in line:
         return line
     data = line[5:].strip()
     try:

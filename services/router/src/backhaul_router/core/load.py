@@ -13,8 +13,7 @@ its share of the time.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from backhaul_router.core.routing.target import Target, TargetKey
@@ -111,27 +110,30 @@ class Load:
         self._peaks: dict[TargetKey, tuple[int, float]] = {}
         """Most legs that ran on a target, and when they last did."""
 
-    @contextmanager
-    def running(self, target: Target, *, expected_s: float = 0.0, others: float = 0.0) -> Iterator[Work]:
-        """Counts one leg on a target.
+    def running(self, target: Target, *, expected_s: float = 0.0, others: float = 0.0) -> "Running":
+        """Returns what counts one leg on a target while it is entered.
 
         ``expected_s``: how long the engine will have to compute for it, seconds; 0 for what does not queue there.
         ``others``: how many legs of other routers are before it.
         """
-        key = target.key
-        queue = self._queues.setdefault(key, _Queue())
-        expected_s = min(expected_s, MAX_EXPECTED_S) if expected_s > 0 else 0.0
-        work = Work(self._monotonic, queue, expected_s, others)
+        return Running(self, target.key, min(expected_s, MAX_EXPECTED_S) if expected_s > 0 else 0.0, others)
+
+    def begin(self, key: TargetKey, expected_s: float, others: float) -> Work:
+        """Counts one leg in."""
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _Queue()
         self._running[key] += 1
-        try:
-            yield work
-        finally:
-            work.ended()
-            self._note_peak(key)
-            self._running[key] -= 1
-            if not self._running[key]:
-                del self._running[key]
-                self._queues.pop(key, None)
+        return Work(self._monotonic, queue, expected_s, others)
+
+    def end(self, key: TargetKey, work: Work) -> None:
+        """Counts it out."""
+        work.ended()
+        self._note_peak(key)
+        self._running[key] -= 1
+        if not self._running[key]:
+            del self._running[key]
+            self._queues.pop(key, None)
 
     @property
     def total(self) -> int:
@@ -169,3 +171,22 @@ class Load:
     def _note_peak(self, key: TargetKey) -> None:
         if self.recent(key) == self.count(key):
             self._peaks[key] = self.count(key), self._monotonic()
+
+
+class Running:
+    """Counts one leg while it is entered."""
+
+    __slots__ = ("_expected_s", "_key", "_load", "_others", "_work")
+
+    def __init__(self, load: Load, key: TargetKey, expected_s: float, others: float) -> None:
+        self._load = load
+        self._key = key
+        self._expected_s = expected_s
+        self._others = others
+
+    def __enter__(self) -> Work:
+        self._work = self._load.begin(self._key, self._expected_s, self._others)
+        return self._work
+
+    def __exit__(self, *error: object) -> None:
+        self._load.end(self._key, self._work)

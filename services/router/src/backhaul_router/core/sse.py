@@ -29,6 +29,9 @@ class WholeLines:
 
     def take(self, chunk: bytes) -> bytes:
         """Returns what can be sent now; may be empty."""
+        if not self._held and chunk.endswith(b"\n"):
+            # As nearly every one does: engines write an event at a time.
+            return chunk
         end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
         if end:
             ready, self._held = self._held + chunk[:end], chunk[end:]

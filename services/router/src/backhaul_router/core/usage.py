@@ -160,4 +160,5 @@ class UsageLines:
 
 def _speaks(text: bytes) -> bool:
     """Tells whether cached tokens may be spoken of."""
-    return any(mark in text for mark in _MARKS)
+    # Asked of every event: a generator over the marks takes four times as long.
+    return _MARKS[0] in text or _MARKS[1] in text or _MARKS[2] in text

@@ -121,7 +121,7 @@ class Journal:
     def turn(self, api: str, model: str, tenant: str, outcome: Outcome) -> Iterator[Entry]:
         """Notes one turn."""
         entry = Entry(self._begun + 1, self._monotonic(), api, model, tenant, outcome)
-        if not self._over.maxlen:
+        if not self.keeps:
             yield entry
             return
         self._begun = entry.number
@@ -139,6 +139,11 @@ class Journal:
             entry.ended_at, entry.place = self._monotonic(), self._ended
             self._over.append(entry)
             self.tally.count(entry)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there is room for any."""
+        return bool(self._over.maxlen)
 
     @property
     def running_count(self) -> int:

@@ -68,6 +68,9 @@ class Partners:
 
 def keep_compatible(targets: Iterable[Target], partners: Sequence[Target], *, read: bool) -> list[Target]:
     """Returns the engines that can exchange blocks with at least one of the partners."""
+    if len(partners) == 1:
+        only = partners[0]
+        return [target for target in targets if _distinct(target, only) and _fit(target, only, read=read)]
     others = Partners(partners, read=read)
     return [target for target in targets if any(others.of(target))]
 

@@ -58,6 +58,10 @@ class Demand:
     endpoints: frozenset[str] | None = None
     """host:port of the engines that may answer, where a gateway names them; None: all."""
 
+    def with_partners(self, *partners: Target) -> "Demand":
+        """Returns the same demand of a leg that exchanges blocks with one of these."""
+        return Demand(self.model, self.token_count, self.prefixes, self.held, self.tried, partners, self.endpoints)
+
     def admits(self, decode: Node) -> bool:
         """Tells whether a decode node may answer."""
         return self.endpoints is None or decode.endpoint in self.endpoints

@@ -172,11 +172,19 @@ class Fit:
         weight = 1 / (reading.variance + noise)
         step = weight * surprise
         logs = self._prior.bounded((x + i * step, y + j * step, z + k * step))
-        told = i * i, i * j, i * k, j * j, j * k, k * k
-        a, b, c, d, e, f = [value - weight * part for value, part in zip(covariance, told, strict=True)]
+        a, b, c, d, e, f = covariance
+        i_weight, j_weight, k_weight = i * weight, j * weight, k * weight
+        left = (
+            a - i * i_weight,
+            b - j * i_weight,
+            c - k * i_weight,
+            d - j * j_weight,
+            e - k * j_weight,
+            f - k * k_weight,
+        )
         noise += _NOISE_WEIGHT * (min(reading.surprise**2, 1.0) - reading.variance - noise)
         noise = min(max(noise, self._noise), max(_MOST_NOISE, self._noise))
-        self.state = State(logs, (a, b, c, d, e, f), noise, at, since)
+        self.state = State(logs, left, noise, at, since)
 
     def loosen(self, spread: Spread, now: float) -> None:
         """What was learnt holds less: the work has changed."""
@@ -197,9 +205,16 @@ class Fit:
     def _grown(self, kept: float) -> Covariance:
         kept *= kept
         rest = 1 - kept
-        covariances = zip(self.state.covariance, self._spread, self._centre.covariance, strict=True)
-        a, b, c, d, e, f = [kept * value + rest * (own + centre) for value, own, centre in covariances]
-        return a, b, c, d, e, f
+        a, b, c, d, e, f = self.state.covariance
+        own, centre = self._spread, self._centre.covariance
+        return (
+            kept * a + rest * (own[0] + centre[0]),
+            kept * b + rest * (own[1] + centre[1]),
+            kept * c + rest * (own[2] + centre[2]),
+            kept * d + rest * (own[3] + centre[3]),
+            kept * e + rest * (own[4] + centre[4]),
+            kept * f + rest * (own[5] + centre[5]),
+        )
 
 
 def dot(one: Triple, other: Triple) -> float:

@@ -1,7 +1,6 @@
 """Takes what legs show into the figures that estimates rest on."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from backhaul_connector.wire import Verdict
 from backhaul_router.core.expectation import Expectation
@@ -102,4 +101,4 @@ def _exact(prefixes: Sequence[Prefix], token_count: int) -> tuple[Prefix, ...]:
     if not prefixes or prefixes[0].token_count <= 0:
         return tuple(prefixes)
     share = token_count / prefixes[0].token_count
-    return tuple(replace(prefix, token_count=round(prefix.token_count * share)) for prefix in prefixes)
+    return tuple(Prefix(prefix.key, round(prefix.token_count * share)) for prefix in prefixes)

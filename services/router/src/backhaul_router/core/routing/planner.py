@@ -157,7 +157,7 @@ class Planner:
             return misses.ROUTE_OFF
         if not self._reachable(held.holder, Leg.DECODE, demand):
             return misses.HOLDER_AVOIDED
-        demand = replace(demand, partners=(held.holder,))
+        demand = demand.with_partners(held.holder)
         return self._run(Leg.READ, demand, explanations) or self._unread(held.holder, demand.model)
 
     def reading(self, demand: Demand, *, tokens_certain: bool) -> Plan | None:
@@ -228,10 +228,10 @@ class Planner:
         return self._policy.prefer is None and demand.token_count <= most
 
     def _over_two(self, demand: Demand, explanations: Explanations | None) -> Plan | None:
-        prefill = self._run(Leg.PREFILL, replace(demand, partners=tuple(self._decodes(demand))), explanations)
+        prefill = self._run(Leg.PREFILL, demand.with_partners(*self._decodes(demand)), explanations)
         if prefill is None:
             return None
-        decode = self._run(Leg.DECODE, replace(demand, partners=(prefill,)), explanations)
+        decode = self._run(Leg.DECODE, demand.with_partners(prefill), explanations)
         if decode is None:
             return None
         return Plan(Route.COLD, prefill, decode, self._estimator.cold(demand, prefill, decode))
@@ -278,7 +278,7 @@ class Planner:
             for target in self._reach.able(Role.PREFILL, demand.model)
             if target.node.stock and same_weights(target.node, holder.node)
         ]
-        return self._profiles[Leg.PREFILL].run(replace(demand, partners=(holder,)), Leg.PREFILL, stock)
+        return self._profiles[Leg.PREFILL].run(demand.with_partners(holder), Leg.PREFILL, stock)
 
     def _reachable(self, holder: Target, leg: Leg, demand: Demand) -> bool:
         """Tells whether a holder should be used: filters leave it, and it is well, or no other decode node is."""

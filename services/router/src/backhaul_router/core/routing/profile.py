@@ -49,6 +49,9 @@ class Profile:
         left = _filtered(self._filters, demand, leg, able, explanation)
         if not left:
             return None
+        if len(left) == 1 and explanation is None:
+            # Nobody has to be better than anybody.
+            return left[0]
         if self._shortlist is not None and self._scorers:
             short = self._shortlist.of(demand, leg, left, self._score)
             if explanation is not None:

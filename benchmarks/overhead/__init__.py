@@ -1,0 +1,1 @@
+"""What a router adds to a turn whose engines take no time."""
