@@ -112,9 +112,7 @@ class AgentLink:
                 sock.settimeout(_SILENCE_S)
                 sock.connect(self._path)
                 sock.setblocking(False)
-                _Session(sock, self._bell, self._ledger, self._welcomed).run(
-                    self._hello(self._session), self._stopping
-                )
+                _Session(sock, self._bell, self._ledger, self._welcomed).run(self._hello(self._session), self._stopping)
             return "stopped"
         except Exception as error:  # noqa: BLE001 - a thread's boundary: whatever it was, the next session starts anew
             overflowed = isinstance(error, BufferError)
@@ -139,9 +137,7 @@ class _SessionError(Exception):
 class _Session:
     """One connection, from `Hello` to its end."""
 
-    def __init__(
-        self, sock: socket.socket, bell: _Bell, ledger: Ledger, welcomed: Callable[[str], None]
-    ) -> None:
+    def __init__(self, sock: socket.socket, bell: _Bell, ledger: Ledger, welcomed: Callable[[str], None]) -> None:
         self._sock = sock
         self._bell = bell
         self._ledger = ledger
