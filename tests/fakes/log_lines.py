@@ -28,14 +28,23 @@ class LogLines:
 
 
 @contextmanager
-def log_lines(service: str) -> Iterator[LogLines]:
-    """Configures logging as a service does, on every level, until it is left."""
+def logging_as_before() -> Iterator[None]:
+    """Leaves logging as it was, whatever is configured meanwhile."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    out = io.StringIO()
-    configure_logging("debug", service, out)
     try:
-        yield LogLines(out)
+        yield
     finally:
         structlog.reset_defaults()
-        root.handlers[:], root.level = handlers, level
+        root.handlers[:] = handlers
+        # Set as an attribute the level would leave what loggers remember of it.
+        root.setLevel(level)
+
+
+@contextmanager
+def log_lines(service: str) -> Iterator[LogLines]:
+    """Configures logging as a service does, on every level, until it is left."""
+    out = io.StringIO()
+    with logging_as_before():
+        configure_logging("debug", service, out)
+        yield LogLines(out)

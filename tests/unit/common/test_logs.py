@@ -11,16 +11,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from backhaul_common.logs import configure_logging, step_level
 from backhaul_common.trace_context import context_from
+from tests.fakes.log_lines import log_lines, logging_as_before
 
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    out = io.StringIO()
-    yield out
-    structlog.reset_defaults()
-    root.handlers[:], root.level = handlers, level
+    with logging_as_before():
+        yield io.StringIO()
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
@@ -96,3 +93,16 @@ def test_what_is_logged_goes_by_the_new_level_at_once(stream: io.StringIO) -> No
         log.debug("ours", step=by)
         library.debug("theirs")
     assert [line["event"] for line in lines(stream) if line["event"] != "log level changed"] == ["ours", "theirs"]
+
+
+def test_of_what_is_being_freed_nothing_is_logged(stream: io.StringIO) -> None:
+    with logging_as_before():
+        configure_logging("debug", "sample", stream)
+        assert not logging.getLogger("grpc._cython.cygrpc").isEnabledFor(logging.DEBUG)
+
+
+def test_tests_that_log_everything_leave_no_logger_that_still_does() -> None:
+    library = logging.getLogger("some.library")
+    with log_lines("sample"):
+        assert library.isEnabledFor(logging.DEBUG)
+    assert not library.isEnabledFor(logging.DEBUG)

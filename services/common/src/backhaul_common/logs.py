@@ -16,6 +16,10 @@ _tracebacks = structlog.processors.ExceptionRenderer(structlog.tracebacks.Except
 _REPEATING = ("opentelemetry.trace.span", "opentelemetry.baggage")
 """Libraries' loggers that warn of what callers send, and repeat it."""
 
+_FREED = "grpc._cython.cygrpc"
+"""A logger whose debug lines hold the very objects that are being freed: who keeps such a line keeps what is no more,
+and the process ends with a segmentation fault (`AioServer.__dealloc__`, grpcio 1.81.1)."""
+
 LEVELS = ("debug", "info", "warning", "error")
 
 _log = structlog.get_logger(__name__)
@@ -61,6 +65,7 @@ def configure_logging(level: str, service: str, stream: TextIO | None = None) ->
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     for name in _REPEATING:
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger(_FREED).setLevel(logging.INFO)
 
 
 class _Lines(structlog.WriteLogger):
