@@ -131,7 +131,7 @@ async def test_a_rank_without_the_connector_is_listed_beside_those_that_have_it(
         node.http.metrics = "".join(f'vllm:num_requests_running{{engine="{n}",model_name="m"}} 0.0\n' for n in (0, 1))
         other = FakeConnector(node.config.socket_path, hello(engine_id="engine-2", rank=1))
         await other.connect()
-        await node.ready()
+        await eventually(lambda: "node-1" in node.registry.nodes)
         await eventually(
             lambda: (
                 [(e.engine_id, e.rank, e.reuse) for e in node.record.engines]
