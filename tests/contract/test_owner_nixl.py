@@ -145,7 +145,7 @@ async def test_a_peer_that_failed_is_met_anew(read: Readings, context: zmq.async
         async with notifying(context, nixl, ("engine-1", address)) as notifier:
             nixl.fails = True
             notifier.send(SendRelease("engine-1", "set-1"))
-            await eventually(lambda: len(engine.asked) == 1)
+            await eventually(lambda: read.counted(instruments.LOST_NOTIFICATIONS) == {("not_sent",): 1})
             nixl.fails = False
             notifier.send(SendRelease("engine-1", "set-1"))
             await eventually(lambda: nixl.sent == [("peer-m", b"set-1:1")])
