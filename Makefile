@@ -71,6 +71,12 @@ fuzz: $(if $(ENVIRONMENTS),install-services) ## Gives every parser 1,000,000 inp
 replay: $(if $(ENVIRONMENTS),install-services) ## What each retention policy would save on a trace of turns, in virtual time (ARGS=--help for options)
 	@$(BIN)/python -m backhaul_replay $(ARGS)
 
+.PHONY: bench
+bench: ## Runs all benchmarks of docs/performance.md, one after the other: an hour and a quarter on two quiet cores
+	@trap 'exit 130' INT TERM; missed=; for each in engines overhead registry connector agent scale; do \
+		$(MAKE) bench-$$each ARGS= || missed="$$missed bench-$$each"; \
+	done; [ -z "$$missed" ] || { echo "missed a target, or could not be run:$$missed"; exit 1; }
+
 .PHONY: bench-routing
 bench-routing: $(if $(ENVIRONMENTS),install-services) ## What choosing routes is worth, on loads against simulated engines (ARGS=--help for options)
 	@$(BIN)/python -m benchmarks.routing $(ARGS)

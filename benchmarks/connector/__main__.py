@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from benchmarks.routing.report import save
 
 _ROOT = Path(__file__).parents[2]
 _ENGINE_PYTHON = Path(os.environ.get("BACKHAUL_ENGINE_PYTHON", _ROOT / ".venv-engine" / "bin" / "python"))
+
+_SCHEDULERS_S = 1800
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,19 +70,26 @@ def _run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         steps.begin("vLLM's scheduler")
         measured = [*_schedulers(python, model, options, folder / "scheduler.log")]
         steps.end("vLLM's scheduler")
+        report = _saved(measured, options.retained, meter, folder)
+        console.print(f"report: {folder / 'report.json'}", soft_wrap=True)
         if not options.no_engines:
             measured += engine_arm.run(
                 python, model, folder, tokens=options.engine_tokens, rounds=options.rounds, steps=steps
             )
+            report = _saved(measured, options.retained, meter, folder)
+    return report
+
+
+def _saved(measured: Sequence[Mapping[str, Any]], retained: int, meter: CpuMeter, folder: Path) -> dict[str, Any]:
+    """Returns the report, once it is written: what ends a run does not take what was measured before."""
     report = {
         "machine": description(),
         "busy_share": meter.shares()[1],
-        "retained": options.retained,
+        "retained": retained,
         "rows": summed_up(measured),
         "measurements": measured,
     }
     save(report, folder / "report.json")
-    console.print(f"report: {folder / 'report.json'}", soft_wrap=True)
     return report
 
 
@@ -90,9 +99,18 @@ def _schedulers(python: Path, model: Path, options: argparse.Namespace, log: Pat
     command += ["--tokens", *map(str, options.tokens)]
     command += ["--rounds", str(options.rounds), "--retained", str(options.retained)]
     with log.open("wb") as errors:
-        done = subprocess.run(
-            command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=errors, check=False, stdin=subprocess.DEVNULL
-        )
+        try:
+            done = subprocess.run(
+                command,
+                cwd=_ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                check=False,
+                timeout=_SCHEDULERS_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise LocalError(f"vLLM's scheduler did not end within {_SCHEDULERS_S} s: {log}") from error
     if done.returncode:
         raise LocalError(f"vLLM's scheduler failed: {log}")
     yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith(b"{"))

@@ -5,7 +5,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from benchmarks.connector.arms import AGENTS, STOCK
 
 _ROOT = Path(__file__).parents[2]
 _REPLY = 64
-_START_S = 240
+_START_S = 300
 _TIMEOUT_S = 600.0
 _TTL_S = 1
 """An engine that retains something steps without pause, and takes the cores from those that are measured."""
@@ -49,31 +49,33 @@ def _engines(
     python: Path, model: Path, state: Path, most_tokens: int, steps: Steps
 ) -> Iterator[Mapping[str, httpx2.Client]]:
     ports = Ports()
-    with Supervisor(state / "logs") as supervisor:
-        clients = {}
+    with Supervisor(state / "logs") as supervisor, ExitStack() as stack:
+        urls = {}
         for arm in (STOCK, *AGENTS):
             socket = state / f"{arm}.sock"
             if AGENTS.get(arm):
                 supervisor.start(_peer(arm, socket))
-            http_port = ports.take()
             place = EnginePlace(
                 name=arm,
                 python=python,
                 model=model,
-                http_port=http_port,
+                http_port=ports.take(),
                 side_channel_port=ports.take(),
                 agent_socket=socket,
             )
-            steps.begin(f"Starting the engine: {arm}")
+            urls[arm] = f"http://{HOST}:{place.http_port}"
+            steps.begin(_starting(arm))
             supervisor.start(_spec(place, state / f"{arm}.jsonl", most_tokens))
-            supervisor.wait_until(arm, partial(http_ready, f"http://{HOST}:{http_port}/health"), _START_S)
-            steps.end(f"Starting the engine: {arm}")
-            clients[arm] = httpx2.Client(base_url=f"http://{HOST}:{http_port}", timeout=_TIMEOUT_S, trust_env=False)
-        try:
-            yield clients
-        finally:
-            for client in clients.values():
-                client.close()
+        ready = {arm: partial(http_ready, f"{url}/health") for arm, url in urls.items()}
+        supervisor.wait_for_all(ready, _START_S, lambda arm: steps.end(_starting(arm)), steps.waiting)
+        yield {
+            arm: stack.enter_context(httpx2.Client(base_url=url, timeout=_TIMEOUT_S, trust_env=False))
+            for arm, url in urls.items()
+        }
+
+
+def _starting(arm: str) -> str:
+    return f"Starting the engine: {arm}"
 
 
 def _peer(arm: str, socket: Path) -> ProcessSpec:
@@ -118,6 +120,10 @@ def _turn(client: httpx2.Client, prompt: Sequence[int], params: Mapping[str, Any
         "max_tokens": _REPLY,
         "ignore_eos": True,
     }
-    answer = client.post("/v1/completions", json=body if params is None else {**body, "kv_transfer_params": params})
+    asked = body if params is None else {**body, "kv_transfer_params": params}
+    try:
+        answer = client.post("/v1/completions", json=asked)
+    except httpx2.HTTPError as error:
+        raise LocalError(f"a turn was not answered: {error!r}") from error
     if answer.status_code != 200:
         raise LocalError(f"a turn was answered with {answer.status_code}: {answer.text[:500]}")

@@ -49,7 +49,8 @@ class _Turn:
     def _planning(self, scheduler_output: Any) -> Any:
         meta = self._plan(scheduler_output)
         now, hooks = time.perf_counter(), self._clock.take()
-        if self._planned:
+        # What a request took when it came is in the first step that computes something of it.
+        if self._planned or scheduler_output.total_num_scheduled_tokens:
             self._all.append(hooks)
         if self._planned == 1:
             self._steps.append((now - self._planned_at, hooks))

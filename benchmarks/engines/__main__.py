@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import openai
 from rich.console import Console
 
 from backhaul_local.engines import EngineOptions
@@ -34,9 +33,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Time to the first token on two real engines on CPU: one-way P/D, and Backhaul.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--histories", type=_count, nargs="+", default=[1000, 2000, 4000, 8000], metavar="TOKENS")
+    parser.add_argument("--histories", type=_count, nargs="+", default=[1000, 4000, 8000], metavar="TOKENS")
     parser.add_argument("--replies", type=_count, nargs="+", default=[100, 400], metavar="TOKENS")
-    parser.add_argument("--turns", type=_count, default=4, metavar="N", help="turns of a conversation, 2 at least")
+    parser.add_argument("--turns", type=_count, default=3, metavar="N", help="turns of a conversation, 2 at least")
     parser.add_argument("--rounds", type=_count, default=1, metavar="N", help="times that each arm plays each case")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases with this in their name")
     parser.add_argument("--size", choices=["tiny", "demo", "bench"], default="bench", help="size of the random model")
@@ -66,18 +65,14 @@ def _run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         stack = _stack(options, folder, steps)
         begin = time.monotonic()
 
-        def on_block(case: Case, arm: Arm, results: Results) -> None:
-            seen = results[case.name, arm.name]
-            times = (f"{turn.route} {1000 * turn.ttft_s:.0f} ms" for turn in seen.conversations[-1])
-            console.print(f"{case.name}, {arm.name}: {', '.join(times)}", highlight=False, soft_wrap=True)
+        def on_conversation(case: Case, arm: Arm, outcome: str, results: Results) -> None:
+            minutes = (time.monotonic() - begin) / 60
+            console.print(f"{minutes:.1f} min: {case.name}, {arm.name}: {outcome}", highlight=False, soft_wrap=True)
             # What ends a long run does not take what it has shown.
             save(report_of(results, seconds=time.monotonic() - begin), folder / "report.json")
 
         console.print(f"report: {folder / 'report.json'}", soft_wrap=True)
-        try:
-            results = run(plan, stack, steps, on_block)
-        except openai.OpenAIError as error:
-            raise LocalError(f"a turn failed: {error}") from error
+        results = run(plan, stack, steps, on_conversation)
     return report_of(results, seconds=time.monotonic() - begin)
 
 

@@ -19,14 +19,16 @@ class Arm:
 
     name: str
     router_flags: tuple[str, ...]
+    reuse: bool = True
+    """Whether decode may keep anything for the next turn."""
 
 
 ARMS = (
-    Arm(ONE_WAY, ("--routes", "cold", "--prefer", "cold")),
+    Arm(ONE_WAY, ("--routes", "cold", "--prefer", "cold"), reuse=False),
     Arm(SHIPPED, ()),
     Arm("warm", ("--prefer", "warm")),
 )
-"""One-way: prefill computes and hands off, nothing comes back. Warm: what is held is always read."""
+"""One-way: prefill computes and hands off, nothing is kept, nothing comes back. Warm: what is held is always read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class Case:
     lost: bool = False
     """Whether the prefill engine's prefix cache is emptied before each turn but the first."""
     repeats: int = 1
-    """Conversations in one block."""
+    """Conversations of each arm in a round."""
     target: float = 0.0
     """By how many times the shipped router's first token must be sooner than one-way; 0: nothing is set."""
 
@@ -49,6 +51,11 @@ class Case:
     def document_words(self) -> int:
         """Words of the first message."""
         return max(1, round(self.history_tokens * WORDS_PER_TOKEN))
+
+    @property
+    def last_reply_tokens(self) -> int:
+        """Of the last answer: no turn follows, so that its length changes nothing but the time that a run takes."""
+        return min(self.reply_tokens, _LAST_REPLY)
 
     @property
     def first_turn(self) -> int:
@@ -63,11 +70,15 @@ LONG_TOKENS = 4000
 
 _SHORT_TOKENS = (40, 400)
 _SHORT_REPLY, _LITTLE_REPLY = 16, 32
+_LAST_REPLY = 16
 _REPEATS = 12
 
 
 def cases(histories: Sequence[int], replies: Sequence[int], *, turns: int) -> Iterator[Case]:
-    """Yields all cases, those without anything to gain first."""
+    """Yields all cases, those without anything to gain first.
+
+    A lost cache lacks all, whatever the replies were: there only the shortest ones are played, which gain least.
+    """
     for tokens in _SHORT_TOKENS:
         yield Case(
             name=f"one question, {tokens}",
@@ -86,7 +97,9 @@ def cases(histories: Sequence[int], replies: Sequence[int], *, turns: int) -> It
     )
     for reply in replies:
         for history in histories:
-            yield from (_conversation(history, reply, turns, lost=lost) for lost in (True, False))
+            if reply == min(replies):
+                yield _conversation(history, reply, turns, lost=True)
+            yield _conversation(history, reply, turns, lost=False)
 
 
 def _conversation(history: int, reply: int, turns: int, *, lost: bool) -> Case:

@@ -29,6 +29,12 @@ def document(plan: Plan, results: Results, *, engines: str, simulated: bool, sec
         "simulated": simulated,
         "rounds": plan.rounds,
         "seconds": round(seconds, 1),
+        "failures": [
+            f"{case.name}, {arm.name}: a conversation failed: {why}"
+            for case in plan.cases
+            for arm in ARMS
+            for why in results[case.name, arm.name].failures
+        ],
         "cases": {case.name: _case(case, results) for case in played},
     }
 
@@ -74,7 +80,7 @@ def _different(arms: Iterable[Seen]) -> int:
 
 def problems(report: Mapping[str, Any]) -> list[str]:
     """Returns what must not be in a report. What simulated engines take says nothing."""
-    found = []
+    found = [*report["failures"]]
     for name, case in report["cases"].items():
         if case["different_texts"]:
             found.append(f"{name}: {case['different_texts']} answers differ between arms")

@@ -2,10 +2,11 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx2
+import openai
 
 from backhaul_local.conversation import Plan as Conversation
 from backhaul_local.conversation import Turn, play
@@ -14,6 +15,7 @@ from backhaul_local.processes import LocalError
 from backhaul_local.progress import Steps
 from backhaul_local.stack import Stack
 from benchmarks.engines.cases import ARMS, Arm, Case
+from benchmarks.engines.emptying import empty_prefix_cache, release_block_sets
 from benchmarks.routing.machine import CpuMeter
 
 ROUTER_FLAGS = ("--lookup-budget-s", "0.25")
@@ -27,8 +29,12 @@ _WARM_UPS = (
 
 _THINK_S = 0.3
 """From the end of a turn to the next one, seconds."""
-_EMPTIED_WITHIN_S = 30.0
-_TIMEOUT_S = 5.0
+
+_FAILURES = (openai.OpenAIError, httpx2.HTTPError)
+"""What a turn may end with: a refusal, or a stream that breaks off."""
+
+_MOST_FAILURES = 3
+"""Conversations of all that may fail: what is wrong with more of them is wrong with the stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,45 +50,78 @@ class Seen:
     """What clients of one arm saw of one case."""
 
     conversations: list[Sequence[Turn]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """Why conversations ended early."""
     busy: list[tuple[float, float]] = field(default_factory=list)
-    """For each block: share of the cores that the run used, and that all used."""
+    """For each conversation: share of the cores that the run used, and that all used."""
 
 
 Results = Mapping[tuple[str, str], Seen]
 """By case and arm."""
 
-OnBlock = Callable[[Case, Arm, Results], None]
+OnConversation = Callable[[Case, Arm, str, Results], None]
+"""Told after each one what it was like."""
 
 
-def run(plan: Plan, options: StackOptions, steps: Steps, on_block: OnBlock) -> Results:
-    """Plays everything. Raises LocalError when the stack cannot be started, openai.OpenAIError when a turn fails."""
+def run(plan: Plan, options: StackOptions, steps: Steps, on_conversation: OnConversation) -> Results:
+    """Plays everything. Raises LocalError when the stack cannot be started, or too many conversations fail."""
     results: defaultdict[tuple[str, str], Seen] = defaultdict(Seen)
     with Stack(options, steps) as stack:
         urls = {arm: stack.add_router([*ROUTER_FLAGS, *arm.router_flags]) for arm in ARMS}
-        for url in urls.values():
-            for conversation in _WARM_UPS:
-                play(url, conversation, reuse=True)
+        prefill, decode = stack.node("prefill-1").url, stack.node("decode-1").agent_address
+        _warm_up(urls, decode, steps)
         pids = [stack.process(name).pid for name in stack.process_names]
-        prefill = stack.node("prefill-1").url
-        for number in range(plan.rounds):
-            for index, case in enumerate(plan.cases):
-                for arm in _rotated(ARMS, number + index):
-                    meter = CpuMeter(pids)
-                    seen = results[case.name, arm.name]
-                    seen.conversations += [_played(case, urls[arm], prefill) for _ in range(case.repeats)]
-                    seen.busy.append(meter.shares())
-                    on_block(case, arm, results)
+        for case, arm in _conversations(plan):
+            seen, meter = results[case.name, arm.name], CpuMeter(pids)
+            outcome = _play(seen, case, arm, urls[arm], prefill)
+            seen.busy.append(meter.shares())
+            on_conversation(case, arm, outcome, results)
+            if sum(len(each.failures) for each in results.values()) > _MOST_FAILURES:
+                raise LocalError(f"too many conversations failed, the last one so: {outcome}")
+            release_block_sets(decode)
     return results
 
 
-def _rotated(arms: Sequence[Arm], by: int) -> Sequence[Arm]:
-    """Who begins changes from block to block."""
-    first = by % len(arms)
-    return (*arms[first:], *arms[:first])
+def _warm_up(urls: Mapping[Arm, str], decode: str, steps: Steps) -> None:
+    """Raises LocalError."""
+    for arm, url in urls.items():
+        steps.begin(f"Warming up: {arm.name}")
+        try:
+            for conversation in _WARM_UPS:
+                play(url, conversation, reuse=arm.reuse)
+        except _FAILURES as error:
+            raise LocalError(f"a turn failed: {error}") from error
+        release_block_sets(decode)
+        steps.end(f"Warming up: {arm.name}")
 
 
-def _played(case: Case, url: str, prefill: str) -> Sequence[Turn]:
-    conversation = Conversation(turns=case.turns, document_words=case.document_words, reply_tokens=case.reply_tokens)
+def _conversations(plan: Plan) -> Iterator[tuple[Case, Arm]]:
+    """Yields every conversation of each arm; who begins changes from one to the next."""
+    for number in range(plan.rounds):
+        for index, case in enumerate(plan.cases):
+            for repeat in range(case.repeats):
+                first = (number + index + repeat) % len(ARMS)
+                yield from ((case, arm) for arm in (*ARMS[first:], *ARMS[:first]))
+
+
+def _play(seen: Seen, case: Case, arm: Arm, url: str, prefill: str) -> str:
+    """Plays a conversation; returns what it was like."""
+    try:
+        turns = _played(case, arm, url, prefill)
+    except _FAILURES as error:
+        seen.failures.append(str(error))
+        return f"failed: {error}"
+    seen.conversations.append(turns)
+    return ", ".join(f"{turn.route} {1000 * turn.ttft_s:.0f} ms" for turn in turns)
+
+
+def _played(case: Case, arm: Arm, url: str, prefill: str) -> Sequence[Turn]:
+    conversation = Conversation(
+        turns=case.turns,
+        document_words=case.document_words,
+        reply_tokens=case.reply_tokens,
+        last_reply_tokens=case.last_reply_tokens,
+    )
 
     def on_end(number: int, _turn: Turn) -> None:
         if number < case.turns:
@@ -90,20 +129,4 @@ def _played(case: Case, url: str, prefill: str) -> Sequence[Turn]:
             if case.lost:
                 empty_prefix_cache(prefill)
 
-    return play(url, conversation, reuse=True, on_end=on_end)
-
-
-def empty_prefix_cache(engine: str) -> None:
-    """Empties an engine's prefix cache; waits until it can be. Raises LocalError when it cannot.
-
-    vLLM answers 200 with ``"success": false`` while any block is in use, as those of a hand-off are until it is read.
-    """
-    give_up_at = time.monotonic() + _EMPTIED_WITHIN_S
-    with httpx2.Client(trust_env=False, timeout=_TIMEOUT_S) as client:
-        while True:
-            reply = client.post(f"{engine}/reset_prefix_cache")
-            if reply.status_code == httpx2.codes.OK and reply.json()["success"]:
-                return
-            if time.monotonic() > give_up_at:
-                raise LocalError(f"{engine}: the prefix cache could not be emptied: {reply.status_code} {reply.text}")
-            time.sleep(0.1)
+    return play(url, conversation, reuse=arm.reuse, on_end=on_end)

@@ -3,7 +3,7 @@
 import os
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -18,8 +18,11 @@ class CpuMeter:
     """Counts CPU time from its making on. Linux only."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        """``pids``: processes that belong to the measurement, besides this one."""
-        self._pids = (*pids, os.getpid())
+        """``pids``: processes that belong to the measurement, besides this one.
+
+        Those of their process groups do, too: a vLLM server computes in a process of its own.
+        """
+        self._groups = frozenset(pids)
         self._begin = time.monotonic()
         self._own = self._own_s()
         self._all = _busy_s()
@@ -30,7 +33,12 @@ class CpuMeter:
         return (self._own_s() - self._own) / available_s, (_busy_s() - self._all) / available_s
 
     def _own_s(self) -> float:
-        return sum(map(process_s, self._pids))
+        return process_s(os.getpid()) + sum(map(process_s, self._members()))
+
+    def _members(self) -> Iterator[int]:
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal() and _group(pid := int(folder.name)) in self._groups and pid != os.getpid():
+                yield pid
 
 
 def process_s(pid: int) -> float:
@@ -40,6 +48,14 @@ def process_s(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def _group(pid: int) -> int | None:
+    """Returns the process group of a process, None of one that is gone."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def _busy_s() -> float:

@@ -26,7 +26,8 @@ def report(
     others: float = 0.1,
     simulated: bool = False,
 ) -> dict[str, Any]:
-    seen = {arm.name: Seen([[turn(each) for each in one_way]], [(0.5, 0.5 + others)]) for arm in ARMS}
+    played = [turn(each) for each in one_way]
+    seen = {arm.name: Seen(conversations=[played], busy=[(0.5, 0.5 + others)]) for arm in ARMS}
     seen["backhaul"].conversations = [[turn(each, text) for each in backhaul]]
     results = {(CASE.name, arm): of_arm for arm, of_arm in seen.items()}
     return document(Plan(cases=[CASE], rounds=1), results, engines="some", simulated=simulated, seconds=1.0)
@@ -60,10 +61,18 @@ def test_a_case_that_some_arm_has_not_played_is_left_out() -> None:
     assert problems(left) == []
 
 
+def test_a_conversation_that_failed_is_told_and_its_case_is_none_that_all_have_played() -> None:
+    results = {(CASE.name, arm.name): Seen(conversations=[[turn(1.0)] * 3], busy=[(0.5, 0.5)]) for arm in ARMS}
+    results[CASE.name, "warm"] = Seen(failures=["no answer"], busy=[(0.5, 0.5)])
+    left = document(Plan(cases=[CASE], rounds=1), results, engines="", simulated=False, seconds=1.0)
+    assert left["cases"] == {}
+    assert problems(left) == [f"{CASE.name}, warm: a conversation failed: no answer"]
+
+
 def test_every_case_has_a_name_of_its_own_and_long_ones_without_a_cache_the_highest_target() -> None:
     every = [*cases([1000, LONG_TOKENS], [100, 400], turns=3)]
     assert len({case.name for case in every}) == len(every)
-    assert {case.name for case in every if case.target == 15.0} == {"lost, 4000 + 100", "lost, 4000 + 400"}
+    assert {case.name for case in every if case.target == 15.0} == {"lost, 4000 + 100"}
     assert all(case.target == 2.5 for case in every if not case.lost and case.reply_tokens >= 100)
 
 

@@ -34,6 +34,13 @@ class Plan:
     """Length of the document in the first message."""
     reply_tokens: int = 160
     """Length of every reply."""
+    last_reply_tokens: int = 0
+    """Length of the last one, which no turn follows; 0: that of every other."""
+
+    def reply_length(self, index: int) -> int:
+        """Returns how many tokens the reply of a turn has, from 0 on."""
+        last = index == self.turns - 1
+        return self.last_reply_tokens if last and self.last_reply_tokens else self.reply_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +100,7 @@ def play(
             on_begin(index + 1)
             text = question if index else f"{document(plan.document_words)}\n\n{question}"
             messages.append({"role": "user", "content": text})
-            turn = _turn(client, messages, plan.reply_tokens, reuse=reuse, salt=salt)
+            turn = _turn(client, messages, plan.reply_length(index), reuse=reuse, salt=salt)
             messages.append({"role": "assistant", "content": turn.text})
             turns.append(turn)
             on_end(index + 1, turn)
