@@ -28,6 +28,17 @@ if settings.get_current_profile_name() == "default":
     settings.load_profile("tests")
 
 
+_ENGINE_TIMEOUT_S = 180
+"""A test may be the one that starts real engines: half a minute each on an idle machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives tests of real engines their time, unless they say themselves what they need."""
+    for item in items:
+        if item.get_closest_marker("engine") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_ENGINE_TIMEOUT_S))
+
+
 @pytest.fixture(scope="session")
 def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
     """One etcd for all tests that leave it running; each test uses a cluster name of its own."""
