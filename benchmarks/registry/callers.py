@@ -23,6 +23,8 @@ LOOKUP_KEYS = 4
 """Keys of a lookup: a turn that follows some others, only the last of which has left something."""
 
 _TIMEOUT_S = 30.0
+_END_S = 300.0
+"""For a registry to remove, at the end of a stream, what came over it: in steps, and tens of thousands of pointers."""
 _FRESH = itertools.count(1 << 40)
 """Numbers of pointers that nobody has published."""
 
@@ -70,8 +72,9 @@ async def _publisher(stub: RegistryStub, place: int, batch_size: int) -> AsyncIt
     try:
         yield partial(_publish, call, batches)
     finally:
-        await call.done_writing()
-        await call.read()
+        async with asyncio.timeout(_END_S):
+            await call.done_writing()
+            await call.read()
 
 
 def _batches(node_id: str, engine_id: str, size: int) -> Iterator[pb.PublishBlockSetsRequest]:
