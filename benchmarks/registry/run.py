@@ -1,7 +1,7 @@
 """All that is measured: arms take turns, so that what else the machine does meets each of them."""
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from backhaul_local.processes import Supervisor
 from backhaul_local.progress import Steps
 from backhaul_local.simulated import SimulatedEngine
 from backhaul_local.stack import Stack
-from benchmarks.registry import node
+from benchmarks.registry import disk, node
 from benchmarks.registry.callers import finders, publishers
 from benchmarks.registry.filled import Filled, Size, fill, size_of
 from benchmarks.registry.load import Call, Timings, measure
@@ -61,6 +61,8 @@ class Results:
     """By what kind of pointers."""
     findable: dict[str, Timings] = field(default_factory=lambda: defaultdict(Timings))
     """By load."""
+    fsyncs: dict[str, "Counter[float]"] = field(default_factory=lambda: defaultdict(Counter))
+    """What etcd waited for its disk meanwhile, by load: see `disk.Buckets`."""
     memory: Memory | None = None
     """Of sets, in the agent and the registry."""
 
@@ -172,7 +174,9 @@ async def _measure_turns(plan: Plan, stack: Stack, steps: Steps, results: Result
                 with _step(steps, step):
                     seconds = _FINDABLE_TIMES * plan.seconds
                     timings = results.findable[load]
+                    before = await played.fsyncs()
                     await node.findable(played, turns_per_s=turns_per_s, seconds=seconds, timings=timings)
+                    results.fsyncs[load] += disk.since(before, await played.fsyncs())
 
 
 async def _measure_claims(plan: Plan, stack: Stack, arms: dict[str, Server], steps: Steps, results: Results) -> None:
