@@ -7,7 +7,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 _FSYNC = "etcd_disk_wal_fsync_duration_seconds"
-"""etcd, server/storage/wal/metrics.go: each write waits for one."""
+"""etcd, server/wal/metrics.go: each write waits for one."""
 
 Buckets = Mapping[float, float]
 """Number of fsyncs that took no longer than so many seconds."""
