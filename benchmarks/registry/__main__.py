@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=_count, default=3, metavar="N", help="times that each is measured")
     parser.add_argument(
-        "--seconds", type=_count, default=3, metavar="S", help="of each operation of each arm, each time"
+        "--seconds", type=_count, default=2, metavar="S", help="of each operation of each arm, each time"
     )
     parser.add_argument("--sets", type=_count, default=10_000, metavar="N", help="of the agent that is claimed from")
     parser.add_argument("--turns-per-s", type=_count, default=40, metavar="N", help="of the node that is loaded")

@@ -23,6 +23,8 @@ LOOKUP_KEYS = 4
 """Keys of a lookup: a turn that follows some others, only the last of which has left something."""
 
 _TIMEOUT_S = 30.0
+_END_S = 300.0
+"""For a registry to remove, at the end of a stream, what came over it: in steps, and tens of thousands of pointers."""
 _FRESH = itertools.count(1 << 40)
 """Numbers of pointers that nobody has published."""
 
@@ -52,26 +54,31 @@ async def publishers(addresses: Sequence[str], count: int, batch_size: int) -> A
     """Yields callers that publish a batch each time, each on a stream of its own that removes all at its end."""
     async with AsyncExitStack() as stack:
         stubs = [await registry_stub(address, stack) for address in addresses]
-        yield [
-            await stack.enter_async_context(_publisher(stubs[index % len(stubs)], index, batch_size))
-            for index in range(count)
-        ]
+        streams = [await _open(stubs[index % len(stubs)], index) for index in range(count)]
+        try:
+            yield [
+                partial(_publish, stream, _batches(*engine_of(index), batch_size))
+                for index, stream in enumerate(streams)
+            ]
+        finally:
+            # All at once: a registry waits a moment at the end of each stream.
+            async with asyncio.timeout(_END_S):
+                await asyncio.gather(*map(_end, streams))
 
 
-@asynccontextmanager
-async def _publisher(stub: RegistryStub, place: int, batch_size: int) -> AsyncIterator[Call]:
+async def _open(stub: RegistryStub, place: int) -> PublishCall:
     node_id, engine_id = engine_of(place)
     call: PublishCall = stub.PublishBlockSets()
     await call.write(
         pb.PublishBlockSetsRequest(open=pb.PublishBlockSetsRequest.Open(node_id=node_id, engine_id=engine_id))
     )
     await call.read()
-    batches = _batches(node_id, engine_id, batch_size)
-    try:
-        yield partial(_publish, call, batches)
-    finally:
-        await call.done_writing()
-        await call.read()
+    return call
+
+
+async def _end(call: PublishCall) -> None:
+    await call.done_writing()
+    await call.read()
 
 
 def _batches(node_id: str, engine_id: str, size: int) -> Iterator[pb.PublishBlockSetsRequest]:

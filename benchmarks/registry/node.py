@@ -18,7 +18,7 @@ from backhaul.registry.v1 import registry_pb2
 from backhaul_connector.wire import PARAMS_KEY
 from backhaul_local.processes import LocalError
 from backhaul_local.stack import Stack
-from benchmarks.registry import connector
+from benchmarks.registry import connector, disk
 from benchmarks.registry.callers import RegistryStub, channel_to, registry_stub
 from benchmarks.registry.load import Call, Timings
 from benchmarks.registry.machine import rss_bytes
@@ -50,6 +50,11 @@ class Player:
         self._url = f"{stack.node('decode-1').url}/v1/completions"
         self._model = stack.model_name
         self._registry = registry
+        self._etcd = stack.etcd_endpoints[0]
+
+    async def fsyncs(self) -> disk.Buckets:
+        """Returns what etcd has waited for its disk so far."""
+        return await disk.fsyncs(self._session, self._etcd)
 
     async def turn(self, *, limit_s: float = _LIMIT_S) -> float:
         """Plays a turn; returns how long after its last token it was found. Raises LocalError when it was not."""

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.registry import disk
 from benchmarks.registry.load import Timings
 from benchmarks.registry.run import AGENT, ALONE, FIND, Plan, Results
 from benchmarks.registry.sites import BARE
@@ -42,7 +43,9 @@ def document(plan: Plan, results: Results, *, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "operations": operations,
         "sizes": {kind: asdict(size) for kind, size in results.sizes.items()},
-        "findable": {load: _latencies(timings) for load, timings in results.findable.items()},
+        "findable": {
+            load: {**_latencies(timings), **_fsyncs(results.fsyncs[load])} for load, timings in results.findable.items()
+        },
         "memory": asdict(results.memory) if results.memory else None,
     }
 
@@ -62,6 +65,10 @@ def _latencies(timings: Timings) -> dict[str, float]:
         "p50_s": timings.quantile_s(0.5),
         "p99_s": timings.quantile_s(0.99),
     }
+
+
+def _fsyncs(buckets: disk.Buckets) -> dict[str, float | None]:
+    return {f"fsync_p{round(100 * share)}_s": disk.quantile_s(buckets, share) for share in (0.5, 0.99)}
 
 
 def problems(report: Mapping[str, Any]) -> list[str]:
@@ -152,11 +159,18 @@ def _sizes(report: Mapping[str, Any]) -> Table:
 
 
 def _findable(report: Mapping[str, Any]) -> Table:
-    table = _table("From the last token to the pointer", "load", "turns", "p50, ms", "p99, ms")
+    table = _table(
+        "From the last token to the pointer", "load", "turns", "p50, ms", "p99, ms", "an fsync of etcd's, p50", "p99"
+    )
     for load, figures in report["findable"].items():
         times = (f"{1e3 * figures[name]:.1f}" for name in ("p50_s", "p99_s"))
-        table.add_row(load, str(figures["count"]), *times)
+        fsyncs = (_at_most(figures[name]) for name in ("fsync_p50_s", "fsync_p99_s"))
+        table.add_row(load, str(figures["count"]), *times, *fsyncs)
     return table
+
+
+def _at_most(time_s: float | None) -> str:
+    return "" if time_s is None else f"≤ {1e3 * time_s:.0f}"
 
 
 def _table(title: str, first: str, *others: str) -> Table:

@@ -1,9 +1,9 @@
 """All that is measured: arms take turns, so that what else the machine does meets each of them."""
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from backhaul_local.processes import Supervisor
 from backhaul_local.progress import Steps
 from backhaul_local.simulated import SimulatedEngine
 from backhaul_local.stack import Stack
-from benchmarks.registry import node
+from benchmarks.registry import disk, node
 from benchmarks.registry.callers import finders, publishers
 from benchmarks.registry.filled import Filled, Size, fill, size_of
 from benchmarks.registry.load import Call, Timings, measure
@@ -33,6 +33,8 @@ _SIZED = 50_000
 """Pointers by which sizes are measured where they are not those of the sites."""
 _ENGINE = ("--decode-step-s", "0.001", "--prefill-tokens-per-s", "1000000", "--block-count", "40000")
 _IDLE_TURNS_PER_S = 5.0
+_FINDABLE_TIMES = 7
+"""How much longer turns are played than callers call: there are few of them in a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,8 @@ class Results:
     """By what kind of pointers."""
     findable: dict[str, Timings] = field(default_factory=lambda: defaultdict(Timings))
     """By load."""
+    fsyncs: dict[str, "Counter[float]"] = field(default_factory=lambda: defaultdict(Counter))
+    """What etcd waited for its disk meanwhile, by load: see `disk.Buckets`."""
     memory: Memory | None = None
     """Of sets, in the agent and the registry."""
 
@@ -68,40 +72,69 @@ def run(plan: Plan, state: Path, steps: Steps) -> Results:
     results = Results()
     with Supervisor(state / "logs") as supervisor:
         ports = Ports()
-        sites = _sites(plan, supervisor, ports, state, steps, results)
+        etcds = _etcds(plan, supervisor, ports, state, steps, results)
+        sites = _sites(etcds, supervisor, ports, steps)
         asyncio.run(_measure_sites(plan, sites, steps, results))
+    for etcd in etcds:
+        etcd.remove()
     _measure_node(plan, state, steps, results)
     return results
 
 
-def _sites(
+def _etcds(
     plan: Plan, supervisor: Supervisor, ports: Ports, state: Path, steps: Steps, results: Results
-) -> Sequence[Site]:
+) -> Sequence[Filled]:
     def filled(name: str, count: int, *, traced: bool = False) -> Filled:
-        step = f"Writing {count:,} pointers{' of traced turns' if traced else ''}"
-        steps.begin(step)
-        done = fill(name, count, supervisor=supervisor, ports=ports, data=state, traced=traced)
-        steps.end(step)
-        return done
+        with _step(steps, f"Writing {count:,} pointers{' of traced turns' if traced else ''}"):
+            return fill(
+                name,
+                count,
+                supervisor=supervisor,
+                ports=ports,
+                data=state,
+                traced=traced,
+                going_on=steps.waiting,
+            )
 
-    results.sizes[TRACED] = size_of(filled("etcd-traced", _SIZED, traced=True))
+    def sized(kind: str, etcd: Filled) -> None:
+        with _step(steps, f"Compacting and defragmenting {etcd.pointer_count:,} pointers"):
+            results.sizes[kind] = size_of(etcd)
+
+    traced = filled("etcd-traced", _SIZED, traced=True)
+    sized(TRACED, traced)
     supervisor.kill("etcd-traced")
-    etcds = [filled(f"etcd-{count}", count) for count in sorted(plan.pointer_counts)]
-    results.sizes[PLAIN] = size_of(etcds[-1])
-    return [open_site(etcd, supervisor, ports) for etcd in etcds]
+    traced.remove()
+    etcds = [filled(f"etcd-{count}", count) for count in plan.pointer_counts]
+    sized(PLAIN, etcds[-1])
+    return etcds
+
+
+def _sites(etcds: Sequence[Filled], supervisor: Supervisor, ports: Ports, steps: Steps) -> Sequence[Site]:
+    with _step(steps, "Starting registries and bare handlers"):
+        return [open_site(etcd, supervisor, ports) for etcd in etcds]
+
+
+@contextmanager
+def _step(steps: Steps, name: str) -> Iterator[None]:
+    steps.begin(name)
+    yield
+    steps.end(name)
 
 
 async def _measure_sites(plan: Plan, sites: Sequence[Site], steps: Steps, results: Results) -> None:
     for number in range(plan.rounds):
-        step = f"Lookups and publications, round {number + 1} of {plan.rounds}"
-        steps.begin(step)
         for operation, callers in ((FIND, ALONE), (FIND, CROWD), (PUBLISH, ALONE), (PUBLISH, CROWD), (PUBLISH_MANY, 4)):
-            for site, arm in _turns(sites, number):
-                servers = site.arms[arm]
-                timings = results.timings[operation, site.pointer_count, arm, callers]
-                async with _calls(operation, servers, callers, site.pointer_count) as calls:
-                    await measure(calls, plan.seconds, [server.pid for server in servers], timings)
-        steps.end(step)
+            with _step(steps, f"{operation}, {callers} at once, round {number + 1} of {plan.rounds}"):
+                for site, arm in _turns(sites, number):
+                    await _measure_arm(operation, callers, site, arm, plan, results)
+                    steps.waiting()
+
+
+async def _measure_arm(operation: str, callers: int, site: Site, arm: str, plan: Plan, results: Results) -> None:
+    servers = site.arms[arm]
+    timings = results.timings[operation, site.pointer_count, arm, callers]
+    async with _calls(operation, servers, callers, site.pointer_count) as calls:
+        await measure(calls, plan.seconds, [server.pid for server in servers], timings)
 
 
 def _turns(sites: Sequence[Site], number: int) -> Iterator[tuple[Site, str]]:
@@ -136,21 +169,24 @@ async def _measure_turns(plan: Plan, stack: Stack, steps: Steps, results: Result
     loads = {IDLE: _IDLE_TURNS_PER_S, LOADED: plan.loaded_turns_per_s}
     async with node.player(stack) as played:
         for number in range(plan.rounds):
-            step = f"From the last token to the pointer, round {number + 1} of {plan.rounds}"
-            steps.begin(step)
             for load, turns_per_s in loads.items():
-                seconds = 5 * plan.seconds
-                await node.findable(played, turns_per_s=turns_per_s, seconds=seconds, timings=results.findable[load])
-            steps.end(step)
+                step = f"From the last token to the pointer, {load}, round {number + 1} of {plan.rounds}"
+                with _step(steps, step):
+                    seconds = _FINDABLE_TIMES * plan.seconds
+                    timings = results.findable[load]
+                    before = await played.fsyncs()
+                    await node.findable(played, turns_per_s=turns_per_s, seconds=seconds, timings=timings)
+                    results.fsyncs[load] += disk.since(before, await played.fsyncs())
 
 
 async def _measure_claims(plan: Plan, stack: Stack, arms: dict[str, Server], steps: Steps, results: Results) -> None:
-    steps.begin(f"Claims of {plan.set_count:,} sets")
-    async with node.holding(stack, plan.set_count) as results.memory:
+    async with AsyncExitStack() as held:
+        with _step(steps, f"Publishing {plan.set_count:,} sets of one agent"):
+            results.memory = await held.enter_async_context(node.holding(stack, plan.set_count))
         for number in range(plan.rounds):
-            for callers in (ALONE, CROWD):
-                for arm in (*arms,)[:: 1 if number % 2 else -1]:
-                    timings = results.timings[CLAIM, plan.set_count, arm, callers]
-                    async with node.claimers(arms[arm].address, callers, plan.set_count) as calls:
-                        await measure(calls, plan.seconds, [arms[arm].pid], timings)
-    steps.end(f"Claims of {plan.set_count:,} sets")
+            with _step(steps, f"{CLAIM}, round {number + 1} of {plan.rounds}"):
+                for callers in (ALONE, CROWD):
+                    for arm in (*arms,)[:: 1 if number % 2 else -1]:
+                        timings = results.timings[CLAIM, plan.set_count, arm, callers]
+                        async with node.claimers(arms[arm].address, callers, plan.set_count) as calls:
+                            await measure(calls, plan.seconds, [arms[arm].pid], timings)

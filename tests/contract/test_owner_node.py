@@ -11,6 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
+from backhaul.agent.v1 import agent_pb2
 from backhaul.registry.v1 import registry_pb2
 from backhaul_common.grpc_client import open_channel
 from backhaul_node_agent import instruments
@@ -324,6 +325,21 @@ async def test_a_removal_that_was_never_acknowledged_is_sent_again(tmp_path: Pat
         # The agent gives the stream up, opens another one and begins anew.
         await eventually(sent_again, timeout_s=10)
         node.registry.acknowledging.set()
+
+
+async def test_what_comes_while_a_batch_of_pointers_is_on_its_way_goes_together(tmp_path: Path) -> None:
+    later = {"set-1", "set-2", "set-3"}
+    async with owner_node(tmp_path) as node:
+        node.registry.acknowledging.clear()
+        node.connector.retain("set-0")
+        await node.published("set-0")
+        for set_id in sorted(later):
+            node.connector.retain(set_id)
+            await node.becomes(agent_pb2.BLOCK_SET_STATE_HELD, set_id)
+        node.registry.acknowledging.set()
+        await node.published("set-3")
+        batches = [{pointer.set_id for pointer in batch.upserts} for batch in node.registry.batches]
+        assert any(later <= batch for batch in batches)
 
 
 async def test_the_lease_is_kept_alive_by_a_third_of_its_time(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.registry import disk
 from benchmarks.registry.filled import Size
 from benchmarks.registry.load import Timings, measure
 from benchmarks.registry.node import Memory
@@ -88,3 +89,16 @@ async def test_callers_call_again_as_soon_as_they_are_answered() -> None:
 def test_quantiles_are_of_all_rounds() -> None:
     seen = Timings(latencies_s=[0.003, 0.001, 0.002])
     assert (seen.quantile_s(0.5), seen.quantile_s(0.99), seen.quantile_s(0.0)) == (0.002, 0.003, 0.001)
+
+
+def test_what_etcd_waited_for_its_disk_is_what_it_counted_between_two_looks() -> None:
+    name = "etcd_disk_wal_fsync_duration_seconds"
+    pages = [
+        f'# TYPE {name} histogram\n{name}_bucket{{le="0.001"}} {fast}\n{name}_bucket{{le="0.008"}} {all_}\n'
+        f'{name}_bucket{{le="+Inf"}} {all_}\n{name}_sum 1\n{name}_count {all_}\n'
+        for fast, all_ in ((100, 100), (150, 200))
+    ]
+    buckets = disk.since(*map(disk.buckets_in, pages))
+    assert disk.quantile_s(buckets, 0.5) == 0.001
+    assert disk.quantile_s(buckets, 0.99) == 0.008
+    assert disk.quantile_s({}, 0.5) is None

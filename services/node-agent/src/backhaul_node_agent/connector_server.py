@@ -136,6 +136,9 @@ class ConnectorServer:
         connection = self._connections.get(engine_id)
         if connection is None:
             return False
+        if not connection.writer.transport.get_write_buffer_size():
+            # As it is nearly always: a socket with room takes what is written at once.
+            return not connection.writer.is_closing()
         try:
             async with asyncio.timeout(timeout_s):
                 await connection.writer.drain()

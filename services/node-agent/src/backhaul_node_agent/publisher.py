@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
-import math
 
 import grpc
 import structlog
@@ -27,12 +25,11 @@ PublishCall = grpc.aio.StreamStreamCall[registry_pb2.PublishBlockSetsRequest, re
 class Publisher:
     """Publishes the pointers of one engine incarnation while the node is joined.
 
-    Keeps what should be published; each new stream starts with all of it.
+    Keeps what should be published; each new stream starts with all of it. One batch is on its way at a time: changes
+    that come meanwhile are merged by set and go together. The registry writes batches one after the other anyway, and
+    many changes are written as fast as one.
     """
 
-    MAX_IN_FLIGHT = 2
-    """Batches sent but not acknowledged: one is being written, one is there when that is done. While both are out,
-    changes wait and are merged by set: the registry writes one after the other, and many at once are as fast as one."""
     MAX_POINTERS = 500
     """Pointers to write or remove in one batch, give or take one set's."""
     MAX_REMOVALS = 10_000
@@ -51,8 +48,11 @@ class Publisher:
         self._removals: dict[str, BlockSet] = {}
         # Sets to send, oldest first; dicts keep the order and merge changes of one set.
         self._dirty: dict[str, None] = {}
-        self._in_flight: dict[int, tuple[float, list[str]]] = {}
-        self._nonces = itertools.count(1)
+        self._in_flight: list[str] = []
+        """Sets of the batch that is on its way; none: there is no such batch."""
+        self._sent_at = 0.0
+        self._nonce = 0
+        """Of that batch, or the last one."""
         self._work = asyncio.Event()
         self._closing = False
         self._breaks = Counter(instruments.PUBLISH_BREAKS)
@@ -134,8 +134,8 @@ class Publisher:
             raise UnavailableError("REGISTRY_CONFUSED", "the registry did not confirm the stream")
 
     async def _stay_open(self, call: PublishCall, hear: ev.Hear) -> None:
-        self._in_flight.clear()
-        self._nonces = itertools.count(1)
+        self._in_flight = []
+        self._nonce = 0
         self._dirty = dict.fromkeys([*self._removals, *self._wanted])
         self._work.set()
         hear(ev.PublisherUp(self._engine_id))
@@ -152,18 +152,17 @@ class Publisher:
     async def _write_batches(self, call: PublishCall) -> None:
         """Sends what is dirty, until closed or no longer joined."""
         while not self._closing and self._joined.is_set():
-            if self._dirty and len(self._in_flight) < self.MAX_IN_FLIGHT:
-                nonce = next(self._nonces)
-                request, set_ids = self._next_batch(nonce)
-                self._in_flight[nonce] = (self._clock.monotonic(), set_ids)
+            if self._dirty and not self._in_flight:
+                self._nonce += 1
+                request, self._in_flight = self._next_batch(self._nonce)
+                self._sent_at = self._clock.monotonic()
                 await _write(call, request)
                 continue
             self._work.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ANSWER_S):
                     await self._work.wait()
-            oldest = min((sent for sent, _ in self._in_flight.values()), default=math.inf)
-            if self._clock.monotonic() - oldest > _ANSWER_S:
+            if self._in_flight and self._clock.monotonic() - self._sent_at > _ANSWER_S:
                 raise UnavailableError("REGISTRY_SILENT", "the registry does not acknowledge")
 
     def _next_batch(self, nonce: int) -> tuple[registry_pb2.PublishBlockSetsRequest, list[str]]:
@@ -189,10 +188,12 @@ class Publisher:
     async def _read_acknowledgements(self, call: PublishCall, hear: ev.Hear) -> None:
         """Reads until the registry ends a half-closed stream. Raises BackhaulError when it ends another one."""
         while (answer := await _read(call, None)) is not None:
-            _, set_ids = self._in_flight.pop(answer.acknowledged.nonce, (0.0, []))
-            pending = {set_id for _, later in self._in_flight.values() for set_id in later} | self._dirty.keys()
-            removed = [set_id for set_id in set_ids if set_id in self._removals and set_id not in pending]
-            written = [set_id for set_id in set_ids if set_id in self._wanted and set_id not in pending]
+            if answer.acknowledged.nonce != self._nonce:
+                continue
+            settled = [set_id for set_id in self._in_flight if set_id not in self._dirty]
+            self._in_flight = []
+            removed = [set_id for set_id in settled if set_id in self._removals]
+            written = [set_id for set_id in settled if set_id in self._wanted]
             if written:
                 hear(ev.PointersWritten(self._engine_id, written))
             for set_id in removed:
@@ -206,7 +207,9 @@ class Publisher:
 
     def _touch(self, set_id: str) -> None:
         self._dirty[set_id] = None
-        self.wake()
+        # Else the acknowledgement wakes.
+        if not self._in_flight:
+            self.wake()
 
 
 async def _write(call: PublishCall, request: registry_pb2.PublishBlockSetsRequest) -> None:
