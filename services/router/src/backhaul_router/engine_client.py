@@ -294,11 +294,12 @@ async def _opening(response: aiohttp.ClientResponse) -> bytes:
             raise EngineError(Failure.ABANDONED)
         first += more
         shown = opening_of(first)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_OPENING_S):
-            while shown is Opening.UNDECIDED and (more := await response.content.readany()):
-                first += more
-                shown = opening_of(first)
+    if shown is Opening.UNDECIDED:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_OPENING_S):
+                while shown is Opening.UNDECIDED and (more := await response.content.readany()):
+                    first += more
+                    shown = opening_of(first)
     if shown is Opening.FAILED:
         raise EngineError(Failure.ABANDONED)
     return first

@@ -187,8 +187,10 @@ class HttpService:
         """
         # Not a list: pieces of a few bytes would take many times their own size.
         body = bytearray()
+        # What is there already, as most bodies are, needs no timer.
+        limit_s = None if request.content.is_eof() else self._limits.receive_s
         try:
-            async with asyncio.timeout(self._limits.receive_s):
+            async with asyncio.timeout(limit_s):
                 await _ask_for_body(request)
                 async for piece in request.content.iter_any():
                     if held.byte_count + len(piece) > self._limits.body_bytes:
