@@ -111,10 +111,11 @@ class HttpService:
         assert task is not None
         self._running.add(task)
         request_id = request_id_in(request.headers)
+        unbound = structlog.contextvars.bind_contextvars(request_id=request_id)
         try:
-            with structlog.contextvars.bound_contextvars(request_id=request_id):
-                return await self._answered(request, request_id)
+            return await self._answered(request, request_id)
         finally:
+            structlog.contextvars.reset_contextvars(**unbound)
             self._running.discard(task)
 
     async def _answered(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
