@@ -79,3 +79,19 @@ async def test_what_happens_between_waits_may_take_its_time() -> None:
         loop.pass_s(1_000.0)
     assert given_up == []
     assert all(timer.cancelled for timer in loop.timers)
+
+
+async def test_a_wait_that_is_only_told_of_is_given_up_at_its_limit_too() -> None:
+    loop, given_up = FakeLoop(), list[TimeoutError]()
+    with Patience(10.0, given_up.append, loop) as patience:
+        for _ in range(5):
+            patience.began()
+            loop.pass_s(9.9)
+            patience.ended()
+            loop.pass_s(9.9)
+        assert given_up == []
+        patience.began()
+        loop.pass_s(9.9)
+        assert given_up == []
+        loop.pass_s(0.2)
+        assert len(given_up) == 1

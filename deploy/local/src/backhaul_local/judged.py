@@ -1,5 +1,6 @@
 """Runs what ends with a verdict: a soak, a benchmark."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -9,6 +10,9 @@ from backhaul_local.interrupts import end_with_parent, raise_on_signals
 from backhaul_local.processes import LocalError
 
 Report = TypeVar("Report")
+
+_WIDTH = 160
+"""Columns of what does not go to a terminal: within a pipe's usual 80 the figures of wide tables would be cut off."""
 
 
 def run_judged(
@@ -24,7 +28,7 @@ def run_judged(
     """
     end_with_parent()
     raise_on_signals()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     try:
         report = run(console)
     except LocalError as error:

@@ -2,8 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
 
 import structlog
 
@@ -64,25 +65,28 @@ class Admission:
         """Bytes of bodies that turns hold."""
         return self._held_bytes
 
-    @asynccontextmanager
-    async def turn(self, tenant: str = "", *, left_s: float = math.inf, byte_count: int = 0) -> AsyncIterator["Held"]:
-        """Counts one turn in, at once or after a wait, and out again on leaving, with all that it held.
+    def turn(self, tenant: str = "", *, left_s: float = math.inf, byte_count: int = 0) -> "Admitted":
+        """Returns what counts one turn in, at once or after a wait, and out again on leaving, with all that it held.
 
         ``left_s`` is how long its client goes on waiting, seconds; ``byte_count`` what it holds already, even while
-        it waits. Raises ApiError (429, 503, 504). Cancelling while it waits frees its place in the queue.
+        it waits. Entering raises ApiError (429, 503, 504). Cancelling while it waits frees its place in the queue.
         """
-        held = Held(self)
-        try:
-            held.grow(byte_count)
-            ticket = self._enter(tenant, left_s)
+        return Admitted(self, tenant, left_s, byte_count)
+
+    async def enter(self, tenant: str, left_s: float) -> Ticket:
+        """Counts one turn in. Raises ApiError, and counts nothing, when it may not run; so does cancelling."""
+        ticket = self._enter(tenant, left_s)
+        if ticket.state is State.WAITING:
             try:
-                if ticket.state is State.WAITING:
-                    await self._wait(ticket, left_s)
-                yield held
-            finally:
-                self._wake(self._turns.leave(ticket, now=self._clock.monotonic()))
-        finally:
-            self._let_go(held.byte_count)
+                await self._wait(ticket, left_s)
+            except BaseException:
+                self.leave(ticket)
+                raise
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Counts it out."""
+        self._wake(self._turns.leave(ticket, now=self._clock.monotonic()))
 
     @contextmanager
     def listing(self, byte_count: int = 0) -> Iterator[None]:
@@ -96,7 +100,7 @@ class Admission:
             yield
         finally:
             self._list_count -= 1
-            self._let_go(byte_count)
+            self.let_go(byte_count)
 
     @contextmanager
     def ending(self, byte_count: int = 0) -> Iterator[None]:
@@ -110,7 +114,7 @@ class Admission:
             yield
         finally:
             self._ending_count -= 1
-            self._let_go(byte_count)
+            self.let_go(byte_count)
 
     def limit(self, limits: Mapping[str, TenantLimits]) -> None:
         """Changes what tenants may have. No turn ends or loses its place by it, and some may run that waited."""
@@ -124,7 +128,8 @@ class Admission:
             raise self._too_much("too_many_bytes", f"request bodies of {limit} bytes are held by this router", limit)
         self._held_bytes += byte_count
 
-    def _let_go(self, byte_count: int) -> None:
+    def let_go(self, byte_count: int) -> None:
+        """Counts them out."""
         self._held_bytes -= byte_count
 
     def _enter(self, tenant: str, left_s: float) -> Ticket:
@@ -195,6 +200,34 @@ class Admission:
         seconds = max(1, min(_LONGEST_RETRY_S, math.ceil(retry_s or 0)))
         message = f"{what}; try again in {'a moment' if seconds == 1 else f'{seconds} s'}"
         return ApiError(status, message, code=code, headers={"retry-after": str(seconds)})
+
+
+class Admitted:
+    """Counts one turn while it is entered."""
+
+    __slots__ = ("_admission", "_byte_count", "_held", "_left_s", "_tenant", "_ticket")
+
+    def __init__(self, admission: Admission, tenant: str, left_s: float, byte_count: int) -> None:
+        self._admission = admission
+        self._tenant = tenant
+        self._left_s = left_s
+        self._byte_count = byte_count
+
+    async def __aenter__(self) -> "Held":
+        self._held = Held(self._admission)
+        self._held.grow(self._byte_count)
+        try:
+            self._ticket = await self._admission.enter(self._tenant, self._left_s)
+        except BaseException:
+            self._admission.let_go(self._held.byte_count)
+            raise
+        return self._held
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._admission.let_go(self._held.byte_count)
+        self._admission.leave(self._ticket)
 
 
 class Held:

@@ -48,19 +48,19 @@ class Attempts:
         self._retries.began()
         for last in (False, True):
             handed = await self._hand_over(turn)
-            async with AsyncExitStack() as attempt:
-                try:
-                    delivery = await self._legs.decode(turn, handed, attempt)
-                except EngineError as error:
-                    if not self._again(turn, handed, error.failure) or last:
-                        raise error.as_api_error("decode") from error
-                else:
-                    failure = failure_in(delivery.stream.status)
-                    if failure is None:
-                        self._went_well(turn, handed)
-                    if failure is None or not self._again(turn, handed, failure) or last:
-                        stack.push_async_exit(attempt.pop_all())
-                        return delivery
+            attempt = await stack.enter_async_context(AsyncExitStack())
+            try:
+                delivery = await self._legs.decode(turn, handed, attempt)
+            except EngineError as error:
+                if not self._again(turn, handed, error.failure) or last:
+                    raise error.as_api_error("decode") from error
+            else:
+                failure = failure_in(delivery.stream.status)
+                if failure is None:
+                    self._went_well(turn, handed)
+                if failure is None or not self._again(turn, handed, failure) or last:
+                    return delivery
+            await attempt.aclose()
             self._go_cold(turn, misses.DECODE_FAILED)
         raise AssertionError("unreachable")
 

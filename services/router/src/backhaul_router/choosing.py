@@ -74,12 +74,12 @@ class Chooser:
                 # What is held has been counted, so that only the length of the rest is estimated.
                 token_count = held.token_count + self._rates.estimate(model, keys.new_byte_count(found.pointer.key))
         per_byte = token_count / max(1, turn.byte_count)
-        prefixes = tuple(
+        prefixes = [
             Prefix(f"{turn.scope}:{beginning.digest}", round(beginning.byte_count * per_byte))
             for beginning in keys.beginnings
             if beginning.digest
-        )
-        return replace(turn.demand, token_count=token_count, prefixes=prefixes, held=held)
+        ]
+        return replace(turn.demand, token_count=token_count, prefixes=tuple(prefixes), held=held)
 
     def _planning(self, turn: Turn) -> Planning:
         """Returns the ways of a turn."""

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import io
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -194,11 +194,10 @@ class EngineClient:
             return Failure.TIMEOUT if isinstance(error.__cause__, TimeoutError) else error.failure
         return None if reply.status == 200 else Failure.UNAVAILABLE
 
-    @asynccontextmanager
-    async def decode(
+    def decode(
         self, url: str, body: bytes, headers: Mapping[str, str], *, again: bool, on_sent: Callable[[], None]
-    ) -> AsyncIterator[EngineStream]:
-        """Runs a decode leg; entered when something of the answer is there. Leaving it early ends the leg.
+    ) -> "DecodeRequest":
+        """Runs a decode leg while entered; that is when something of the answer is there. Leaving early ends the leg.
 
         ``again`` takes a new connection; ``on_sent`` is called when the request goes out. Raises EngineError while
         entering: ABANDONED for a stream that says at its beginning that the request failed.
@@ -206,32 +205,10 @@ class EngineClient:
         limits = aiohttp.ClientTimeout(
             total=None, connect=self._timeouts.connect_s, sock_read=self._timeouts.first_byte_s
         )
-        try:
-            response = await self._open(pooled=not again).post(
-                url,
-                data=_Body(body, on_sent),
-                headers=headers,
-                timeout=limits,
-                allow_redirects=False,
-                ssl=self._ssl,
-            )
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _failed(error) from error
-        try:
-            if not (200 <= response.status < 300 or 400 <= response.status < 600):
-                # Nobody follows a redirection, least of all the client; other numbers are no HTTP.
-                raise EngineError(Failure.FAULT)
-            try:
-                first = await _opening(response)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                raise _failed(error) from error
-            yield EngineStream(response, first, self._timeouts.idle_s, self._answer_bytes)
-        finally:
-            # A connection goes back to the pool only when nothing is left on it.
-            if response.content.at_eof():
-                response.release()
-            else:
-                response.close()
+        request = self._open(pooled=not again).post(
+            url, data=_Body(body, on_sent), headers=headers, timeout=limits, allow_redirects=False, ssl=self._ssl
+        )
+        return DecodeRequest(request, self._timeouts.idle_s, self._answer_bytes)
 
     async def _whole(
         self,
@@ -278,6 +255,50 @@ class EngineClient:
         return session
 
 
+class DecodeRequest(AbstractAsyncContextManager[EngineStream]):
+    """A decode leg while it runs. Every turn has one: it does without a generator."""
+
+    __slots__ = ("_answer_bytes", "_idle_s", "_request", "_response")
+
+    def __init__(self, request: Awaitable[aiohttp.ClientResponse], idle_s: float, answer_bytes: int) -> None:
+        self._request = request
+        self._idle_s = idle_s
+        self._answer_bytes = answer_bytes
+
+    async def __aenter__(self) -> EngineStream:
+        """Sends it, and waits for the beginning of the answer. Raises EngineError."""
+        try:
+            self._response = response = await self._request
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _failed(error) from error
+        try:
+            return EngineStream(response, await self._first(response), self._idle_s, self._answer_bytes)
+        except BaseException:
+            self._end()
+            raise
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end()
+
+    async def _first(self, response: aiohttp.ClientResponse) -> bytes:
+        if not (200 <= response.status < 300 or 400 <= response.status < 600):
+            # Nobody follows a redirection, least of all the client; other numbers are no HTTP.
+            raise EngineError(Failure.FAULT)
+        try:
+            return await _opening(response)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _failed(error) from error
+
+    def _end(self) -> None:
+        """Gives the connection back to the pool only when nothing is left on it."""
+        if self._response.content.at_eof():
+            self._response.release()
+        else:
+            self._response.close()
+
+
 async def _opening(response: aiohttp.ClientResponse) -> bytes:
     """Returns the first bytes of an answer. Raises EngineError (ABANDONED), and what aiohttp does."""
     first = await response.content.readany()
@@ -294,11 +315,12 @@ async def _opening(response: aiohttp.ClientResponse) -> bytes:
             raise EngineError(Failure.ABANDONED)
         first += more
         shown = opening_of(first)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_OPENING_S):
-            while shown is Opening.UNDECIDED and (more := await response.content.readany()):
-                first += more
-                shown = opening_of(first)
+    if shown is Opening.UNDECIDED:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_OPENING_S):
+                while shown is Opening.UNDECIDED and (more := await response.content.readany()):
+                    first += more
+                    shown = opening_of(first)
     if shown is Opening.FAILED:
         raise EngineError(Failure.ABANDONED)
     return first

@@ -93,9 +93,12 @@ class InferenceService(router_pb2_grpc.InferenceServiceServicer):
 
     async def _steps(self, turn: TurnRequest, context: Context, response: Callable[..., R]) -> AsyncGenerator[R]:
         async with self._streams.answered(turn, context) as answer:
-            with self._slow_readers.watched(context):
+            with self._slow_readers.watched(context) as reader:
+                reader.began()
                 yield response(started=started_to(answer.outcome, answer.headers.get("content-type", "")))
-            async with aclosing(chunks_of(answer)) as chunks:
-                async for chunk in chunks:
-                    with self._slow_readers.watched(context):
+                reader.ended()
+                async with aclosing(chunks_of(answer)) as chunks:
+                    async for chunk in chunks:
+                        reader.began()
                         yield response(chunk=chunk)
+                        reader.ended()

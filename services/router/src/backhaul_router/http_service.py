@@ -111,10 +111,11 @@ class HttpService:
         assert task is not None
         self._running.add(task)
         request_id = request_id_in(request.headers)
+        unbound = structlog.contextvars.bind_contextvars(request_id=request_id)
         try:
-            with structlog.contextvars.bound_contextvars(request_id=request_id):
-                return await self._answered(request, request_id)
+            return await self._answered(request, request_id)
         finally:
+            structlog.contextvars.reset_contextvars(**unbound)
             self._running.discard(task)
 
     async def _answered(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
@@ -187,8 +188,10 @@ class HttpService:
         """
         # Not a list: pieces of a few bytes would take many times their own size.
         body = bytearray()
+        # What is there already, as most bodies are, needs no timer.
+        limit_s = None if request.content.is_eof() else self._limits.receive_s
         try:
-            async with asyncio.timeout(self._limits.receive_s):
+            async with asyncio.timeout(limit_s):
                 await _ask_for_body(request)
                 async for piece in request.content.iter_any():
                     if held.byte_count + len(piece) > self._limits.body_bytes:

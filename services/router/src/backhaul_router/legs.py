@@ -1,7 +1,7 @@
 """Runs single legs, and takes note of what they show."""
 
 import asyncio
-import uuid
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
@@ -31,6 +31,9 @@ from backhaul_router.lookups import Owner
 from backhaul_router.observing import TurnObserver
 from backhaul_router.ports import Engines, Policy
 from backhaul_router.running_turn import DecodeLeg, Delivery, HandedOver, Turn
+
+_ID_BYTES = 16
+"""Of a name that nothing else has."""
 
 
 class Legs:
@@ -244,7 +247,7 @@ class Legs:
         """Names a response after who gives it; returns the keys by which the next turn finds this one."""
         turn.response_id = turn.response_key = ""
         if turn.body.endpoint is Endpoint.RESPONSES:
-            turn.response_id = response_id_of(target.node, turn.tenant, uuid.uuid4().hex)
+            turn.response_id = response_id_of(target.node, turn.tenant, secrets.token_hex(_ID_BYTES))
         if turn.response_id and turn.retains:
             turn.response_key = response_key(turn.response_id)
         return (*turn.keys.label, turn.response_key) if turn.response_key else turn.keys.label
@@ -273,7 +276,7 @@ class Legs:
 
     def _headers(self, turn: Turn, target: Target, trace_headers: Mapping[str, str]) -> dict[str, str]:
         # An engine's request id is new for each leg and attempt: vLLM mixes up requests with equal ones.
-        return {**turn.engine_headers, **trace_headers, **target.headers, "x-request-id": uuid.uuid4().hex}
+        return {**turn.engine_headers, **trace_headers, **target.headers, "x-request-id": secrets.token_hex(_ID_BYTES)}
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Has a turn noted for people who look on."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from opentelemetry.trace import Span, format_trace_id
 
@@ -12,12 +12,16 @@ from backhaul_router.running_turn import Turn
 _LONGEST_NAME = 200
 
 
-@contextmanager
-def noted(journal: Journal, turn: Turn) -> Iterator[None]:
+_NOT_NOTED = nullcontext()
+
+
+def noted(journal: Journal, turn: Turn) -> AbstractContextManager[None]:
     """Notes a turn while it runs, and what has become of it then."""
-    if not journal.keeps:
-        yield
-        return
+    return _noted(journal, turn) if journal.keeps else _NOT_NOTED
+
+
+@contextmanager
+def _noted(journal: Journal, turn: Turn) -> Iterator[None]:
     with journal.turn(turn.path, bounded(turn.body.model, _LONGEST_NAME), turn.tenant, turn.outcome) as entry:
         entry.keyed(turn.scope, turn.keys)
         entry.trace_id = _trace_id(turn.trace.span)

@@ -57,6 +57,14 @@ class Patience:
         finally:
             self._since = None
 
+    def began(self) -> None:
+        """Something else is waited for from now on, until `ended`."""
+        self._since = self._loop.time()
+
+    def ended(self) -> None:
+        """It is there."""
+        self._since = None
+
     def _look(self) -> None:
         """Gives up, or looks again when that could be due."""
         waited_s = 0.0 if self._since is None else self._loop.time() - self._since

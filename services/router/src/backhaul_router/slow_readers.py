@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -11,6 +10,7 @@ from backhaul_common.errors import ResourceExhaustedError
 from backhaul_common.metering import Counter
 from backhaul_common.status import to_status
 from backhaul_router import instruments
+from backhaul_router.patience import Patience
 
 
 class SlowReaders:
@@ -25,16 +25,14 @@ class SlowReaders:
         self._ending: set[asyncio.Task[None]] = set()
         self._drops = Counter(instruments.DROPPED_CALLS)
 
-    @contextlib.contextmanager
-    def watched(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Iterator[None]:
-        """Inside, one response is yielded; the call ends when that takes too long."""
+    def watched(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Patience:
+        """Returns what is told when a response is yielded, and when it was taken; the call ends if that takes too long.
+
+        To be entered by the call's handler.
+        """
         handler = asyncio.current_task()
         assert handler is not None
-        timer = asyncio.get_running_loop().call_later(self._limit_s, self._end, handler, context)
-        try:
-            yield
-        finally:
-            timer.cancel()
+        return Patience(self._limit_s, lambda _: self._end(handler, context), asyncio.get_running_loop())
 
     def _end(self, handler: "asyncio.Task[object]", context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         self._drops.add(1)

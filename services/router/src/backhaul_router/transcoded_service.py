@@ -98,12 +98,15 @@ class HttpApiService(http_pb2_grpc.HttpServiceServicer):
         """Yields an answer's head, a piece without bytes, and then the rest of it."""
         async with self._streams.answered(turn, context) as answer:
             kind = answer.headers.get("content-type", _JSON)
-            with self._slow_readers.watched(context):
+            with self._slow_readers.watched(context) as reader:
+                reader.began()
                 yield response(body=HttpBody(content_type=kind))
-            async with aclosing(_bytes_of(answer, turn.endpoint)) as pieces:
-                async for piece in pieces:
-                    with self._slow_readers.watched(context):
+                reader.ended()
+                async with aclosing(_bytes_of(answer, turn.endpoint)) as pieces:
+                    async for piece in pieces:
+                        reader.began()
                         yield response(body=HttpBody(content_type=kind, data=piece))
+                        reader.ended()
 
 
 async def _bytes_of(answer: Answer, endpoint: Endpoint) -> AsyncGenerator[bytes]:

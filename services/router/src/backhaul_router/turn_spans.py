@@ -86,6 +86,8 @@ class TurnTrace:
 
     def leg(self, name: str, target: Target, outcome: Outcome) -> LegSpan:
         """Spans one leg to an engine, from now until what it returns is left."""
+        if not _traced(self.span):
+            return LegSpan(trace.INVALID_SPAN)
         attributes = {names.NODE_ID: target.key[0], names.ENGINE_ID: target.key[1], names.ROUTE: outcome.route.value}
         return LegSpan(self._tracer.start_span(name, self._context, SpanKind.CLIENT, attributes))
 

@@ -85,7 +85,7 @@ class Turns:
         Leaving early, by cancellation or error, ends both legs, returns a claim that was not used, and has a hand-off
         freed that nobody will read. Raises ApiError while entering.
         """
-        with self._noted(request) as turn:
+        with self._begun(request) as turn, noted(self._journal, turn):
             outcome, trace = turn.outcome, turn.trace
             async with AsyncExitStack() as stack:
                 await self._chooser.choose(turn, reuse=request.reuse)
@@ -118,7 +118,7 @@ class Turns:
         The decode leg counts as running until this is left. Leaving early, by cancellation or error, does what it does
         for `run`. Raises ApiError while entering.
         """
-        with self._noted(request) as turn:
+        with self._begun(request) as turn, noted(self._journal, turn):
             await self._chooser.choose(turn, reuse=request.reuse)
             handed = await self._attempts.prepare(turn)
             with self._legs.elsewhere(turn, handed) as leg:
@@ -160,11 +160,6 @@ class Turns:
             message = "the engine that keeps the earlier response takes no turns of this model now"
             raise ApiError(503, message, headers={"retry-after": "1"})
         return node
-
-    @contextmanager
-    def _noted(self, request: TurnRequest) -> Iterator[Turn]:
-        with self._begun(request) as turn, noted(self._journal, turn):
-            yield turn
 
     @contextmanager
     def _begun(self, request: TurnRequest) -> Iterator[Turn]:

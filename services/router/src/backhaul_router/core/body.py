@@ -20,6 +20,9 @@ class Endpoint(Enum):
     RESPONSES = "/v1/responses"
     MESSAGES = "/v1/messages"
 
+    # They key what every turn looks up, and there is one of each: an enumeration's own hash is a function in Python.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class TurnBody:

@@ -14,6 +14,9 @@ class Role(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
 
+    # As for whatever keys what every turn looks up: an enumeration's own hash is a function in Python.
+    __hash__ = object.__hash__
+
 
 class NodeState(Enum):
     """Whether a node may be given work."""

@@ -125,7 +125,7 @@ class _Figures:
     def _with_step(self, piece: _Piece, now: float) -> _Piece:
         """Takes the piece together with those that the same step finished, as though they had not been noted."""
         last = self._last
-        if last is None or now - last.at > _STEP_S or piece.seconds > _TAIL * self._fit.expected_s(piece.counts, now):
+        if last is None or now - last.at > _STEP_S or piece.seconds > _TAIL * self.expected_s(piece.counts, now):
             return piece
         self._fit.state, self._suspect, self._peers.state = last.state, last.suspect, last.peers
         (i, j, k), (x, y, z) = last.piece.counts, piece.counts

@@ -19,6 +19,9 @@ class Leg(Enum):
     ALONE = "alone"
     """Compute the prompt, but for what it holds or has cached, and answer."""
 
+    # They key what every turn looks up, and there is one of each: an enumeration's own hash is a function in Python.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
