@@ -98,9 +98,16 @@ MUTANTS = (
     Mutant(
         "forget-early-heartbeats",
         f"{_SOURCE}/leases.py",
-        "            self._known.update(fresh)\n",
+        "            self._known.update(fresh)\n            self._seen.update(fresh)\n",
         "",
         (f"{_TESTS}/test_leases.py::test_a_heartbeat_that_comes_before_the_first_look_counts", *_MODEL),
+    ),
+    Mutant(
+        "forget-heartbeats-during-a-look",
+        f"{_SOURCE}/leases.py",
+        "            self._known.update(fresh)\n",
+        "",
+        (f"{_TESTS}/test_leases.py::test_a_heartbeat_that_comes_while_a_look_is_under_way_counts",),
     ),
     Mutant(
         "confirm-what-one-rank-moved",

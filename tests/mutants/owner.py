@@ -310,7 +310,7 @@ MUTANTS = (
         _LIFE,
         "return _release(life, at, limits) if at.earliest >= life.deadline else Step(life)",
         "return _release(life, at, limits)",
-        _owner("test_a_held_set_is_not_released_by_itself"),
+        _life("test_each_event_does_what_the_table_says"),
     ),
     Mutant(
         "hold-expired",

@@ -36,6 +36,15 @@ def test_a_heartbeat_that_comes_before_the_first_look_counts() -> None:
     assert leases.changed({"a": EPOCH + 60.0, "b": EPOCH + 30.001}, EPOCH + 1.3) == {"a": 60.0}
 
 
+def test_a_heartbeat_that_comes_while_a_look_is_under_way_counts() -> None:
+    leases = watcher()
+    held = {"a": EPOCH + 30.0, **{f"other-{n}": EPOCH + 30.0 for n in range(LOOKS)}}
+    assert leases.changed(held, EPOCH + 1.0) == {}
+    leases.stepped(1.1, EPOCH + 1.1, {"a": 30.0})
+
+    assert leases.changed({**held, "a": EPOCH + 60.0}, EPOCH + 1.1) == {"a": 60.0}
+
+
 def test_it_looks_four_times_a_second() -> None:
     leases = watcher()
     leases.changed({"a": EPOCH + 30.0}, EPOCH + 1.0)
