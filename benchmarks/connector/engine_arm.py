@@ -30,7 +30,7 @@ _TTL_S = 1
 def run(python: Path, model: Path, state: Path, *, tokens: Sequence[int], rounds: int, steps: Steps) -> Iterator[Any]:
     """Yields one measurement after the other. Raises LocalError when an engine cannot be run."""
     with _engines(python, model, state, max(tokens), steps) as clients:
-        words = random.Random("words").choices(range(300, 1500), k=max(tokens))
+        words = random.Random("words").choices(range(300, 1000), k=max(tokens))
         for count in tokens:
             steps.begin(f"Engines: {count} tokens")
             # In the first one the prompt is computed; in the others it is found cached.
