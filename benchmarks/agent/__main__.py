@@ -22,8 +22,8 @@ from benchmarks.routing.report import save
 MOST_SHARE = 0.05
 """Of one core, however many sets an agent holds."""
 
-_BUSY = 0.7
-"""Share of the cores above which a run measures the machine."""
+_OTHERS = 0.2
+"""Share of the cores that others may use before a run measures them."""
 _FEW = 0.95
 """Share of the sets that must be there all the time."""
 
@@ -115,7 +115,8 @@ def _show(report: Mapping[str, Any], console: Console) -> None:
 
 def problems(report: Mapping[str, Any]) -> list[str]:
     """Returns what must not be in a report."""
-    found = [f"{share:.0%} of the cores were busy" for share in report["machine_cpu_share"] if share > _BUSY]
+    shares = zip(report["machine_cpu_share"], report["own_cpu_share"], strict=True)
+    found = [f"others used {all_ - own:.0%} of the cores" for all_, own in shares if all_ - own > _OTHERS]
     for name, arm in report["arms"].items():
         share = fmean(arm["cpu_share"])
         if share > MOST_SHARE:

@@ -10,7 +10,7 @@ from benchmarks.agent.run import Arm
 
 def report(**changes: Any) -> dict[str, Any]:
     arm = {"arm": {"set_count": 100}, "cpu_share": [0.02, 0.03], "set_count": [100, 98], "lost": 0, **changes}
-    return {"machine_cpu_share": [0.3, 0.4], "arms": {"100": arm}}
+    return {"machine_cpu_share": [0.8, 0.8], "own_cpu_share": [0.7, 0.7], "arms": {"100": arm}}
 
 
 def test_the_greatest_number_of_sets_is_tried_with_a_full_budget_and_over_nixl_too() -> None:
@@ -45,5 +45,5 @@ def test_what_is_wrong_is_told(changes: dict[str, Any], found: str) -> None:
     assert problems(report(**changes)) == [found]
 
 
-def test_a_machine_that_was_busy_is_told() -> None:
-    assert problems({**report(), "machine_cpu_share": [0.3, 0.9]}) == ["90% of the cores were busy"]
+def test_a_machine_that_was_busy_with_other_things_is_told() -> None:
+    assert problems({**report(), "machine_cpu_share": [0.8, 0.95]}) == ["others used 25% of the cores"]
