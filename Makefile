@@ -72,7 +72,7 @@ replay: $(if $(ENVIRONMENTS),install-services) ## What each retention policy wou
 	@$(BIN)/python -m backhaul_replay $(ARGS)
 
 .PHONY: bench
-bench: ## Runs all benchmarks of docs/performance.md, one after the other: an hour and a quarter on two quiet cores
+bench: ## Runs all benchmarks of docs/performance.md, one after the other: an hour on two quiet cores
 	@trap 'exit 130' INT TERM; missed=; for each in engines overhead registry connector agent scale; do \
 		$(MAKE) bench-$$each ARGS= || missed="$$missed bench-$$each"; \
 	done; [ -z "$$missed" ] || { echo "missed a target, or could not be run:$$missed"; exit 1; }
