@@ -95,6 +95,48 @@ def test_what_is_logged_goes_by_the_new_level_at_once(stream: io.StringIO) -> No
     assert [line["event"] for line in lines(stream) if line["event"] != "log level changed"] == ["ours", "theirs"]
 
 
+class Full(io.StringIO):
+    """A stream of which the reader is gone, or the disk full."""
+
+    def write(self, _text: str) -> int:
+        raise BrokenPipeError
+
+
+class Nameless:
+    """Fails whoever wants to show it."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_nobody_fails_by_a_line_that_cannot_be_written(stream: io.StringIO, closed: bool) -> None:
+    out = stream if closed else Full()
+    configure_logging("info", "sample", out)
+    if closed:
+        out.close()
+    structlog.get_logger("x").info("turn ended")
+    structlog.get_logger("x").log(logging.ERROR, "turn failed")
+
+
+@pytest.mark.parametrize("field", [{b"k": 1}, {("k", 1): 1}, Nameless(), [Nameless()]])
+def test_nobody_fails_by_a_field_that_json_cannot_show(stream: io.StringIO, field: object) -> None:
+    configure_logging("info", "sample", stream)
+    structlog.get_logger("x").info("turn ended", field=field)
+    (line,) = lines(stream)
+    assert line["event"] == "turn ended"
+    assert "field" in line
+
+
+def test_nobody_fails_by_a_field_that_holds_itself(stream: io.StringIO) -> None:
+    configure_logging("info", "sample", stream)
+    round_and_round: list[object] = []
+    round_and_round.append(round_and_round)
+    structlog.get_logger("x").info("turn ended", field=round_and_round)
+    (line,) = lines(stream)
+    assert line["field"] == "[[...]]"
+
+
 def test_of_what_is_being_freed_nothing_is_logged(stream: io.StringIO) -> None:
     with logging_as_before():
         configure_logging("debug", "sample", stream)

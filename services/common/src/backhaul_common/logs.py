@@ -1,5 +1,6 @@
 """Logs: one line per event, a fixed phrase plus fields. JSON, or readable text on a terminal."""
 
+import contextlib
 import json
 import logging
 import sys
@@ -78,12 +79,31 @@ class _Lines(structlog.WriteLogger):
         self.getEffectiveLevel = logging.getLogger(name).getEffectiveLevel
         self.disabled = False
 
+    def msg(self, message: str) -> None:
+        """Writes a line. As with the library's handlers what cannot be written is lost, and nobody fails by it."""
+        # The disk is full, whoever reads is gone, the stream is closed.
+        with contextlib.suppress(OSError, ValueError):
+            super().msg(message)
 
-_encode = json.JSONEncoder(default=repr).encode
+    log = debug = info = warn = warning = msg
+    fatal = failure = err = error = critical = exception = msg
 
 
 def _as_json(_logger: WrappedLogger, _name: str, event: EventDict) -> str:
-    return _encode(event)
+    try:
+        return _encode(event)
+    except Exception:  # noqa: BLE001  # no field may fail whoever logs it
+        return _encode({str(name): value if isinstance(value, str) else _shown(value) for name, value in event.items()})
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001  # as above
+        return f"<{type(value).__name__}>"
+
+
+_encode = json.JSONEncoder(default=_shown).encode
 
 
 def step_level(by: int) -> None:
