@@ -124,6 +124,7 @@ def returned_by(path: str, *functions: str) -> set[str]:
     """Returns the texts that functions of the connector return."""
     tree = ast.parse((SERVICES / "node-agent/connector/src/backhaul_connector" / path).read_text())
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in functions]
+    assert {function.name for function in found} == set(functions), "renamed"
     returns = [node for function in found for node in ast.walk(function) if isinstance(node, ast.Return)]
     return {
         value.value
@@ -158,7 +159,7 @@ def test_every_reason_for_which_there_is_no_second_chance_is_one_that_is_counted
 
 
 def test_every_reason_for_which_a_handle_is_not_used_is_one_that_is_counted() -> None:
-    refused = returned_by("prefill.py", "judge", "_unreadable", "_refusal") | returned_by("handles.py", "refuses")
+    refused = returned_by("prefill.py", "judgement", "_unreadable", "_refusal") | returned_by("handles.py", "refuses")
     words = {text for text in refused if re.fullmatch(r"[a-z_]+", text)} - {"remote_blocks_expiry_time"}
     assert {"too_short", "layout", "identity", "expired"} <= words
     assert {f"refused:{word}" for word in words - {"do_remote_prefill"}} <= backhaul_router.instruments.MISS_REASONS
