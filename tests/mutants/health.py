@@ -139,6 +139,13 @@ MUTANTS = (
         (f"{_TESTS}/test_retries.py::test_turns_of_long_ago_allow_nothing",),
     ),
     Mutant(
+        "each-turn-that-fails-together-doubles-the-time",
+        f"{_HEALTH}/pairs.py",
+        "        if mark is not None and now < mark.until:\n            return 0.0\n",
+        "",
+        (f"{_TESTS}/test_pairs.py::test_turns_that_fail_together_count_once",),
+    ),
+    Mutant(
         "read-again-from-who-could-not-be-read",
         f"{_HEALTH}/pairs.py",
         "        return self._apart(one, other) or self._apart(other, one)",

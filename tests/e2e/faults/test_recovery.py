@@ -35,6 +35,8 @@ ROUTER = ("connection: ",)
 """A client whose router is killed loses its connection; nobody else notices."""
 STREAMS = ("event: the decode engine failed", "502 the decode engine failed")
 """A decode engine that dies in the middle of an answer: an error in the answer, or in place of it."""
+TWICE = ("503 the decode engine failed (abandoned)",)
+"""A turn that is repeated as its decode engine died, and whose blocks the other one cannot read then."""
 
 _record = os.environ.get("BACKHAUL_RECOVERY_RECORD")
 
@@ -219,9 +221,9 @@ async def test_a_process_starts_while_the_side_channel_that_it_asks_is_broken(
     asker: str,
     holder: str,
 ) -> None:
-    """Only who starts shakes hands."""
+    """Who starts shakes hands, and so does who has not met an engine that started just before."""
     fault = make(network, link)
-    told = STREAMS if asker == "decode-1" else NONE
+    told = (*STREAMS, *TWICE) if asker == "decode-1" else NONE
     await check(restarting(asker, fault), stack, load, told=told, within_s=40, holder=holder)
 
 

@@ -174,7 +174,8 @@ class Attempts:
         if handed.params is not None and plan.prefill is not None:
             self._live.pairs.read_worked(plan.decode.node, plan.prefill.node)
         for reader, source in turn.unread:
-            self._observer.set_apart(turn.trace, reader, source, self._live.pairs.read_failed(reader, source))
+            if apart_s := self._live.pairs.read_failed(reader, source):
+                self._observer.set_apart(turn.trace, reader, source, apart_s)
         turn.unread.clear()
 
     # Ways

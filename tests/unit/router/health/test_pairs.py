@@ -18,17 +18,36 @@ def test_a_pair_is_apart_in_both_directions_for_a_while() -> None:
     assert not pairs.apart(P, D)
 
 
+def failing_again_and_again(pairs: Pairs, now: Now, times: int) -> list[float]:
+    """Returns for how long a pair is set apart that fails whenever it is tried again."""
+    apart = []
+    for _ in range(times):
+        apart.append(pairs.read_failed(P, D))
+        now.value += apart[-1]
+    return apart
+
+
 def test_each_further_failure_doubles_the_time_up_to_a_limit() -> None:
-    pairs = Pairs(Now())
-    assert [pairs.read_failed(P, D) for _ in range(6)] == [5.0, 10.0, 20.0, 40.0, MAX_APART_S, MAX_APART_S]
+    now = Now()
+    pairs = Pairs(now)
+    assert failing_again_and_again(pairs, now, 6) == [5.0, 10.0, 20.0, 40.0, MAX_APART_S, MAX_APART_S]
     pairs.read_worked(P, D)
     assert not pairs.apart(P, D)
     assert pairs.read_failed(P, D) == APART_S
 
 
+def test_turns_that_fail_together_count_once() -> None:
+    now = Now()
+    pairs = Pairs(now)
+    assert [pairs.read_failed(P, D) for _ in range(6)] == [APART_S, 0.0, 0.0, 0.0, 0.0, 0.0]
+    now.value = APART_S
+    assert not pairs.apart(P, D)
+
+
 def test_a_pair_may_fail_without_end() -> None:
-    pairs = Pairs(Now())
-    assert {pairs.read_failed(P, D) for _ in range(2_000)} == {5.0, 10.0, 20.0, 40.0, MAX_APART_S}
+    now = Now()
+    pairs = Pairs(now)
+    assert {*failing_again_and_again(pairs, now, 2_000)} == {5.0, 10.0, 20.0, 40.0, MAX_APART_S}
 
 
 def test_a_read_the_other_way_proves_nothing() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from backhaul_router.core.nodes import Node
 
 APART_S = 5.0
-"""How long a pair exchanges no blocks after a failed read, seconds; doubled with each further one."""
+"""How long a pair exchanges no blocks after a failed read, seconds; doubled when one fails again after that."""
 
 MAX_APART_S = 60.0
 
@@ -31,9 +31,14 @@ class Pairs:
         self._marks = {pair: mark for pair, mark in self._marks.items() if kept.issuperset(pair)}
 
     def read_failed(self, reader: Node, source: Node) -> float:
-        """One node could not read the other's blocks. Returns for how long the pair is set apart, seconds."""
+        """One node could not read the other's blocks. Returns for how long that sets the pair apart, seconds.
+
+        0 while it is apart already: turns that failed together tell no more than one of them.
+        """
         now, pair = self._monotonic(), (reader.node_id, source.node_id)
         mark = self._marks.get(pair)
+        if mark is not None and now < mark.until:
+            return 0.0
         again = mark is not None and now < mark.until + MAX_APART_S
         apart_s = min(2.0 * mark.apart_s, MAX_APART_S) if mark and again else APART_S
         self._marks[pair] = _Mark(apart_s, now + apart_s)
