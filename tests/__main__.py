@@ -37,7 +37,8 @@ def main(arguments: Sequence[str]) -> int:
         return _pytest(arguments)
     with tempfile.TemporaryFile() as said, ThreadPoolExecutor(1) as pool:
         beside = pool.submit(_failing, BESIDE, said)
-        failing = [*_failing((*IN_TURN, others())), *beside.result()]
+        # What is over in seconds comes first.
+        failing = [*_failing((others(), *IN_TURN)), *beside.result()]
         said.seek(0)
         sys.stdout.buffer.write(said.read())
     for part in failing:
