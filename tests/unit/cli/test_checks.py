@@ -1,5 +1,6 @@
 """What each check finds in a snapshot, and what it does not."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from backhaul_cli.core.doctor import diagnose, stops_reuse
 from backhaul_cli.core.finding import Severity
 from backhaul_cli.core.snapshot import Agent, Clock, EngineSetup, Nixl, Node, Router, Snapshot
+from backhaul_router.core.tensor_parallel import reads
 from tests.fakes.cluster_seen import ANSWER, PROMPT, agent, cluster, engine, etcd, node, probe, registry
 
 
@@ -157,6 +159,12 @@ CASES = {
         cluster(with_engine("prefill-1", tp_size=4), with_engine("decode-1", tp_size=6)),
         ("tensor-parallel-differs", "error", "decode-1", "size 6 here, 4", "divides"),
     ),
+    "more ranks than KV heads on one side": (
+        cluster(
+            with_engine("prefill-1", tp_size=2, kv_head_count=4), with_engine("decode-1", tp_size=8, kv_head_count=4)
+        ),
+        ("tensor-parallel-differs", "error", "decode-1", "size 8 here, 2", "KV heads"),
+    ),
     "another layout": (
         unlike(compatibility_hash="other"),
         ("layouts-differ", "error", "decode-1", "other here", "--kv-cache-dtype"),
@@ -273,6 +281,12 @@ WELL = {
     "sizes of which one divides the other": cluster(
         with_engine("prefill-1", tp_size=2), with_engine("decode-1", tp_size=8)
     ),
+    "as many ranks as KV heads": cluster(
+        with_engine("prefill-1", tp_size=2, kv_head_count=4), with_engine("decode-1", tp_size=4, kv_head_count=4)
+    ),
+    "equal sizes beyond the KV heads": cluster(
+        with_engine("prefill-1", tp_size=8, kv_head_count=4), with_engine("decode-1", tp_size=8, kv_head_count=4)
+    ),
     "no KV events on prefill": cluster(agents={"prefill-1": agent("prefill-1", kv_events=False)}),
     "no NIXL on prefill": cluster(agents={"prefill-1": agent("prefill-1", nixl=Nixl.MISSING)}),
     "a prefill lease of three heartbeats": with_setup("prefill-1", lease_s=90),
@@ -305,6 +319,19 @@ def test_where_no_engine_has_a_partner_that_is_said_once_for_all() -> None:
 def test_a_prefill_engine_without_a_partner_is_named_beside_one_that_has_some() -> None:
     seen = cluster(node("prefill-1"), with_engine("prefill-2", block_size=16), node("decode-1"))
     assert [(one.check, one.subject) for one in diagnose(seen)] == [("block-sizes-differ", "prefill-2")]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "heads"), list(itertools.product((0, 1, 2, 3, 4, 8), (0, 1, 2, 4, 8), (0, 1, 2, 4)))
+)
+def test_sizes_with_which_routers_do_not_let_both_read_are_found_and_no_others(
+    prefill: int, decode: int, heads: int
+) -> None:
+    seen = cluster(
+        with_engine("prefill-1", tp_size=prefill, kv_head_count=heads), with_engine("decode-1", tp_size=decode)
+    )
+    fit = reads(decode, prefill, heads) and reads(prefill, decode, heads)
+    assert ("tensor-parallel-differs" in {one.check for one in diagnose(seen)}) is not fit
 
 
 def test_two_registries_that_see_the_same_of_one_etcd_say_it_once() -> None:

@@ -110,11 +110,12 @@ def _differences(one: Engine, other: Engine) -> Iterator[_Difference | None]:
         "Serve the same revision of the weights on both sides (--revision): vLLM itself would not notice, and mix "
         "them.",
     )
-    if not _sizes_fit(one.tp_size, other.tp_size):
+    if not _sizes_fit(one, other):
         yield _Difference(
             "tensor-parallel-differs",
             f"tensor-parallel size {one.tp_size} here, {other.tp_size}",
-            "Choose sizes of which one divides the other.",
+            "Choose equal sizes, or sizes of which one divides the other, and of which the larger is no more than the "
+            "model has KV heads.",
         )
     yield _unequal(
         "layouts-differ",
@@ -134,9 +135,15 @@ def _differ(one: str | int, other: str | int) -> bool:
     return bool(one) and bool(other) and one != other
 
 
-def _sizes_fit(one: int, other: int) -> bool:
-    less, more = sorted((one, other))
-    return not less or more % less == 0
+def _sizes_fit(one: Engine, other: Engine) -> bool:
+    """Tells whether each can read from the other: a hand-off goes one way, what is reused the other.
+
+    By the routers' rule (`core/tensor_parallel.py`): with fewer ranks than its source a reader cannot take heads that
+    the source holds more than once. 0 is unknown, and fits.
+    """
+    less, more = sorted((one.tp_size, other.tp_size))
+    heads = one.kv_head_count or other.kv_head_count
+    return not less or less == more or (more % less == 0 and not 0 < heads < more)
 
 
 def _names(models: object) -> str:
