@@ -155,6 +155,20 @@ CASES = {
         unlike(weights_digest="other"),
         ("weights-differ", "error", "decode-1", "other here, same-weights", "--revision"),
     ),
+    "weights whose names begin alike": (
+        cluster(
+            with_engine("prefill-1", weights_digest="llama-3.3-70b, of May"),
+            with_engine("decode-1", weights_digest="llama-3.3-70b, of June"),
+        ),
+        ("weights-differ", "error", "decode-1", "of June here, llama-3.3-70b, of May at", "--revision"),
+    ),
+    "digests of which the beginning is shown": (
+        cluster(
+            with_engine("prefill-1", weights_digest="0123456789abcdef"),
+            with_engine("decode-1", weights_digest="fedcba9876543210"),
+        ),
+        ("weights-differ", "error", "decode-1", "fedcba987654 here, 0123456789ab at", "--revision"),
+    ),
     "sizes that do not divide": (
         cluster(with_engine("prefill-1", tp_size=4), with_engine("decode-1", tp_size=6)),
         ("tensor-parallel-differs", "error", "decode-1", "size 6 here, 4", "divides"),

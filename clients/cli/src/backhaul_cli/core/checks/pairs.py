@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from backhaul_cli.core.finding import Finding, error
 from backhaul_cli.core.snapshot import Engine, Node, Snapshot
 
+_SHOWN = 12
+"""Characters of a digest that are shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
@@ -105,8 +108,8 @@ def _differences(one: Engine, other: Engine) -> Iterator[_Difference | None]:
     yield _unequal(
         "weights-differ",
         "weights digest",
-        one.weights_digest[:12],
-        other.weights_digest[:12],
+        one.weights_digest,
+        other.weights_digest,
         "Serve the same revision of the weights on both sides (--revision): vLLM itself would not notice, and mix "
         "them.",
     )
@@ -120,14 +123,21 @@ def _differences(one: Engine, other: Engine) -> Iterator[_Difference | None]:
     yield _unequal(
         "layouts-differ",
         "NIXL compatibility hash",
-        hashes[0][:12],
-        hashes[1][:12],
+        *hashes,
         "Start both with the same model, --dtype, --kv-cache-dtype, attention backend and KV layout.",
     )
 
 
 def _unequal(check: str, name: str, one: str | int, other: str | int, fix: str) -> _Difference | None:
-    return _Difference(check, f"{name} {one} here, {other}", fix) if _differ(one, other) else None
+    if not _differ(one, other):
+        return None
+    return _Difference(check, f"{name} {_short(one, other)} here, {_short(other, one)}", fix)
+
+
+def _short(text: str | int, other: str | int) -> str:
+    """Returns the beginning of a digest; all of a text where that tells it from the other no more, as of two names."""
+    short, others = str(text)[:_SHOWN], str(other)[:_SHOWN]
+    return short if short != others else str(text)
 
 
 def _differ(one: str | int, other: str | int) -> bool:
