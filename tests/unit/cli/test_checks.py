@@ -276,6 +276,27 @@ def test_a_fault_is_found_with_where_it_is_and_what_to_do(seen: Snapshot, expect
     assert fix in findings[0].fix
 
 
+NO_ADDRESSES: list[dict[str, Any]] = [
+    {"agent_address": "::1:7201"},
+    {"agent_address": "decode-1"},
+    {"engine_url": "http://[::1"},
+    {"engine_url": "http://[fe80::1%eth0]:8200"},
+    {"engine_url": "decode-1"},
+]
+"""What agents may have said, of whichever version: registries take any text."""
+
+
+@pytest.mark.parametrize("facts", NO_ADDRESSES, ids=lambda facts: "".join(facts.values()))
+def test_what_is_no_address_keeps_nothing_else_from_being_found(facts: dict[str, Any]) -> None:
+    seen = cluster(
+        node("prefill-1"),
+        node("decode-1", **facts),
+        agents={"decode-1": Agent(problem="no such address"), "prefill-1": agent("prefill-1", kv_events=False)},
+        registries=(registry(etcd=etcd(full=True)),),
+    )
+    assert {one.check for one in diagnose(seen)} == {"etcd-full", "agent-unreachable"}
+
+
 WELL = {
     "a cluster that is well": cluster(),
     "a cluster on one machine": cluster(
