@@ -147,6 +147,10 @@ CASES = {
         unlike(vllm_version="0.31.0", compatibility_hash="other"),
         ("versions-differ", "error", "decode-1", "0.31.0 here, 0.32.0 at prefill-1", "same vLLM"),
     ),
+    "another vLLM with a long version": (
+        unlike(vllm_version="0.33.0.dev17+g1234567.cpu", compatibility_hash="other"),
+        ("versions-differ", "error", "decode-1", "0.33.0.dev17+g1234567.cpu here", "same vLLM"),
+    ),
     "another block size": (
         unlike(block_size=16),
         ("block-sizes-differ", "error", "decode-1", "16 here, 32 at prefill-1", "--block-size"),

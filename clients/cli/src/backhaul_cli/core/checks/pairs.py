@@ -105,7 +105,7 @@ def _differences(one: Engine, other: Engine) -> Iterator[_Difference | None]:
         other.block_size,
         "Start both sides with the same --block-size.",
     )
-    yield _unequal(
+    yield _unequal_digests(
         "weights-differ",
         "weights digest",
         one.weights_digest,
@@ -120,7 +120,7 @@ def _differences(one: Engine, other: Engine) -> Iterator[_Difference | None]:
             "Choose equal sizes, or sizes of which one divides the other, and of which the larger is no more than the "
             "model has KV heads.",
         )
-    yield _unequal(
+    yield _unequal_digests(
         "layouts-differ",
         "NIXL compatibility hash",
         *hashes,
@@ -129,15 +129,13 @@ def _differences(one: Engine, other: Engine) -> Iterator[_Difference | None]:
 
 
 def _unequal(check: str, name: str, one: str | int, other: str | int, fix: str) -> _Difference | None:
-    if not _differ(one, other):
-        return None
-    return _Difference(check, f"{name} {_short(one, other)} here, {_short(other, one)}", fix)
+    return _Difference(check, f"{name} {one} here, {other}", fix) if _differ(one, other) else None
 
 
-def _short(text: str | int, other: str | int) -> str:
-    """Returns the beginning of a digest; all of a text where that tells it from the other no more, as of two names."""
-    short, others = str(text)[:_SHOWN], str(other)[:_SHOWN]
-    return short if short != others else str(text)
+def _unequal_digests(check: str, name: str, one: str, other: str, fix: str) -> _Difference | None:
+    """Shows the beginnings of digests; all of them where these are alike, as of two names."""
+    length = _SHOWN if one[:_SHOWN] != other[:_SHOWN] else None
+    return _unequal(check, name, one[:length], other[:length], fix)
 
 
 def _differ(one: str | int, other: str | int) -> bool:
