@@ -1,6 +1,8 @@
 """Every query of dashboards and alerts answers something, of a real Prometheus that reads a running stack."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +61,14 @@ def test_only_what_nixl_counts_is_excluded(running: Watched) -> None:
     for _, panel in PANELS:
         # What answers nothing is understood nevertheless.
         assert shown(panel) or running.empty(panel) == [query.expr for query in panel.queries]
+
+
+@pytest.mark.engine
+def test_what_is_excluded_has_these_names_in_vllms_own_source(engine_python: Path) -> None:
+    stats = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/stats.py"
+    (source,) = engine_python.parents[1].glob(f"lib/python3*/site-packages/{stats}")
+    counted = set(re.findall(r'name="(vllm:\w+)"', source.read_text()))
+    assert {re.sub(r"_(bucket|total)$", "", name) for name in REAL_ENGINES_ONLY} <= counted
 
 
 def test_every_metric_that_an_alert_names_is_there(running: Watched) -> None:

@@ -29,7 +29,7 @@ def _node(data: bytes) -> bool:
     table = NodeTable()
     table.replace([node])
     table.problem()
-    return True
+    return bool(node.endpoint)
 
 
 def _pointer(data: bytes) -> bool:

@@ -1,5 +1,6 @@
 """What each check finds in a snapshot, and what it does not."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from backhaul_cli.core.doctor import diagnose, stops_reuse
 from backhaul_cli.core.finding import Severity
 from backhaul_cli.core.snapshot import Agent, Clock, EngineSetup, Nixl, Node, Router, Snapshot
+from backhaul_router.core.tensor_parallel import reads
 from tests.fakes.cluster_seen import ANSWER, PROMPT, agent, cluster, engine, etcd, node, probe, registry
 
 
@@ -145,6 +147,10 @@ CASES = {
         unlike(vllm_version="0.31.0", compatibility_hash="other"),
         ("versions-differ", "error", "decode-1", "0.31.0 here, 0.32.0 at prefill-1", "same vLLM"),
     ),
+    "another vLLM with a long version": (
+        unlike(vllm_version="0.33.0.dev17+g1234567.cpu", compatibility_hash="other"),
+        ("versions-differ", "error", "decode-1", "0.33.0.dev17+g1234567.cpu here", "same vLLM"),
+    ),
     "another block size": (
         unlike(block_size=16),
         ("block-sizes-differ", "error", "decode-1", "16 here, 32 at prefill-1", "--block-size"),
@@ -153,9 +159,29 @@ CASES = {
         unlike(weights_digest="other"),
         ("weights-differ", "error", "decode-1", "other here, same-weights", "--revision"),
     ),
+    "weights whose names begin alike": (
+        cluster(
+            with_engine("prefill-1", weights_digest="llama-3.3-70b, of May"),
+            with_engine("decode-1", weights_digest="llama-3.3-70b, of June"),
+        ),
+        ("weights-differ", "error", "decode-1", "of June here, llama-3.3-70b, of May at", "--revision"),
+    ),
+    "digests of which the beginning is shown": (
+        cluster(
+            with_engine("prefill-1", weights_digest="0123456789abcdef"),
+            with_engine("decode-1", weights_digest="fedcba9876543210"),
+        ),
+        ("weights-differ", "error", "decode-1", "fedcba987654 here, 0123456789ab at", "--revision"),
+    ),
     "sizes that do not divide": (
         cluster(with_engine("prefill-1", tp_size=4), with_engine("decode-1", tp_size=6)),
         ("tensor-parallel-differs", "error", "decode-1", "size 6 here, 4", "divides"),
+    ),
+    "more ranks than KV heads on one side": (
+        cluster(
+            with_engine("prefill-1", tp_size=2, kv_head_count=4), with_engine("decode-1", tp_size=8, kv_head_count=4)
+        ),
+        ("tensor-parallel-differs", "error", "decode-1", "size 8 here, 2", "KV heads"),
     ),
     "another layout": (
         unlike(compatibility_hash="other"),
@@ -254,6 +280,27 @@ def test_a_fault_is_found_with_where_it_is_and_what_to_do(seen: Snapshot, expect
     assert fix in findings[0].fix
 
 
+NO_ADDRESSES: list[dict[str, Any]] = [
+    {"agent_address": "::1:7201"},
+    {"agent_address": "decode-1"},
+    {"engine_url": "http://[::1"},
+    {"engine_url": "http://[fe80::1%eth0]:8200"},
+    {"engine_url": "decode-1"},
+]
+"""What agents may have said, of whichever version: registries take any text."""
+
+
+@pytest.mark.parametrize("facts", NO_ADDRESSES, ids=lambda facts: "".join(facts.values()))
+def test_what_is_no_address_keeps_nothing_else_from_being_found(facts: dict[str, Any]) -> None:
+    seen = cluster(
+        node("prefill-1"),
+        node("decode-1", **facts),
+        agents={"decode-1": Agent(problem="no such address"), "prefill-1": agent("prefill-1", kv_events=False)},
+        registries=(registry(etcd=etcd(full=True)),),
+    )
+    assert {one.check for one in diagnose(seen)} == {"etcd-full", "agent-unreachable"}
+
+
 WELL = {
     "a cluster that is well": cluster(),
     "a cluster on one machine": cluster(
@@ -272,6 +319,12 @@ WELL = {
     ),
     "sizes of which one divides the other": cluster(
         with_engine("prefill-1", tp_size=2), with_engine("decode-1", tp_size=8)
+    ),
+    "as many ranks as KV heads": cluster(
+        with_engine("prefill-1", tp_size=2, kv_head_count=4), with_engine("decode-1", tp_size=4, kv_head_count=4)
+    ),
+    "equal sizes beyond the KV heads": cluster(
+        with_engine("prefill-1", tp_size=8, kv_head_count=4), with_engine("decode-1", tp_size=8, kv_head_count=4)
     ),
     "no KV events on prefill": cluster(agents={"prefill-1": agent("prefill-1", kv_events=False)}),
     "no NIXL on prefill": cluster(agents={"prefill-1": agent("prefill-1", nixl=Nixl.MISSING)}),
@@ -305,6 +358,19 @@ def test_where_no_engine_has_a_partner_that_is_said_once_for_all() -> None:
 def test_a_prefill_engine_without_a_partner_is_named_beside_one_that_has_some() -> None:
     seen = cluster(node("prefill-1"), with_engine("prefill-2", block_size=16), node("decode-1"))
     assert [(one.check, one.subject) for one in diagnose(seen)] == [("block-sizes-differ", "prefill-2")]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "heads"), list(itertools.product((0, 1, 2, 3, 4, 8), (0, 1, 2, 4, 8), (0, 1, 2, 4)))
+)
+def test_sizes_with_which_routers_do_not_let_both_read_are_found_and_no_others(
+    prefill: int, decode: int, heads: int
+) -> None:
+    seen = cluster(
+        with_engine("prefill-1", tp_size=prefill, kv_head_count=heads), with_engine("decode-1", tp_size=decode)
+    )
+    fit = reads(decode, prefill, heads) and reads(prefill, decode, heads)
+    assert ("tensor-parallel-differs" in {one.check for one in diagnose(seen)}) is not fit
 
 
 def test_two_registries_that_see_the_same_of_one_etcd_say_it_once() -> None:

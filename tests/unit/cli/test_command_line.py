@@ -1,6 +1,7 @@
 """What commands refuse before they ask anybody, and what they say of themselves."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -191,6 +192,18 @@ def test_output_that_cannot_be_written_ends_in_words() -> None:
         command = [sys.executable, "-m", "backhaul_cli", "completion", "bash"]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stderr) == (Exit.FAILED, "Error: cannot write: No space left on device\n")
+
+
+def test_who_interrupts_a_command_gets_130_and_no_traceback() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        command = [sys.executable, "-m", "backhaul_cli", "nodes", "--timeout-s", "60"]
+        where = ["--registry", f"127.0.0.1:{silent.getsockname()[1]}"]
+        with subprocess.Popen([*command, *where], stderr=subprocess.PIPE, text=True) as asking:
+            connection, _ = silent.accept()
+            with connection:
+                asking.send_signal(signal.SIGINT)
+                _, said = asking.communicate(timeout=60)
+    assert (asking.returncode, "Traceback" in said) == (Exit.INTERRUPTED, False)
 
 
 @contextmanager

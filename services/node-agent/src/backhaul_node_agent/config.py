@@ -90,7 +90,8 @@ class Config(EngineTlsSettings, env_prefix="BACKHAUL_NODE_AGENT_"):
     def _url(cls, value: str, info: ValidationInfo) -> str:
         if not value and info.field_name == "advertise_engine_url":
             return value
-        if not re.match(r"^https?://[^/\s]+/?$", value) or not urlsplit(value).hostname:
+        # A port that cannot be raises ValueError itself.
+        if not re.match(r"^https?://[^/\s]+/?$", value) or not urlsplit(value).hostname or urlsplit(value).port == 0:
             raise ValueError("must be a URL without a path, such as http://127.0.0.1:8200")
         return value.rstrip("/")
 

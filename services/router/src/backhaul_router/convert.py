@@ -1,5 +1,7 @@
 """Messages of registries and agents as domain values."""
 
+from urllib.parse import urlsplit
+
 from backhaul.agent.v1 import agent_pb2
 from backhaul.registry.v1 import registry_pb2
 from backhaul_common.durations import seconds
@@ -23,9 +25,9 @@ _SET_STATES = {
 
 
 def node_from(message: registry_pb2.Node) -> Node | None:
-    """Returns a node; None for a record that cannot be used (unknown role or state, no address)."""
+    """Returns a node; None for a record that cannot be used (unknown role or state, no address, no URL)."""
     role, state = _ROLES.get(message.role), _STATES.get(message.state)
-    if role is None or state is None or not (message.node_id and message.agent_address and message.engine_url):
+    if role is None or state is None or not (message.node_id and message.agent_address and _is_url(message.engine_url)):
         return None
     engines = tuple(map(_engine_from, message.engines))
     url = message.engine_url.rstrip("/")
@@ -42,6 +44,15 @@ def node_from(message: registry_pb2.Node) -> Node | None:
         session=message.session,
         state_reason=message.state_reason,
     )
+
+
+def _is_url(text: str) -> bool:
+    """Tells whether a text names a host, and a port that can be: registries take any text."""
+    try:
+        parts = urlsplit(text)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _engine_from(message: registry_pb2.Engine) -> Engine:

@@ -82,6 +82,14 @@ FAULTS = {
         "weights differ (digest weights here, other there)",
         "weights",
     ),
+    "weights whose names begin alike": (
+        [
+            node("p1", Role.PREFILL, weights_digest="llama-3.3-70b, of May"),
+            node("d1", weights_digest="llama-3.3-70b, of June"),
+        ],
+        "weights differ (digest llama-3.3-70b, of May here, llama-3.3-70b, of June there)",
+        "weights",
+    ),
     "hashes differ": (
         [P, node("d1", compatibility_hash="0123456789abcdef")],
         "compatibility hashes differ (hash here, 0123456789ab there)",

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from backhaul_cli.core.finding import Finding, error
 from backhaul_cli.core.snapshot import Engine, Node, Snapshot
 
+_SHOWN = 12
+"""Characters of a digest that are shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
@@ -102,25 +105,25 @@ def _differences(one: Engine, other: Engine) -> Iterator[_Difference | None]:
         other.block_size,
         "Start both sides with the same --block-size.",
     )
-    yield _unequal(
+    yield _unequal_digests(
         "weights-differ",
         "weights digest",
-        one.weights_digest[:12],
-        other.weights_digest[:12],
+        one.weights_digest,
+        other.weights_digest,
         "Serve the same revision of the weights on both sides (--revision): vLLM itself would not notice, and mix "
         "them.",
     )
-    if not _sizes_fit(one.tp_size, other.tp_size):
+    if not _sizes_fit(one, other):
         yield _Difference(
             "tensor-parallel-differs",
             f"tensor-parallel size {one.tp_size} here, {other.tp_size}",
-            "Choose sizes of which one divides the other.",
+            "Choose equal sizes, or sizes of which one divides the other, and of which the larger is no more than the "
+            "model has KV heads.",
         )
-    yield _unequal(
+    yield _unequal_digests(
         "layouts-differ",
         "NIXL compatibility hash",
-        hashes[0][:12],
-        hashes[1][:12],
+        *hashes,
         "Start both with the same model, --dtype, --kv-cache-dtype, attention backend and KV layout.",
     )
 
@@ -129,14 +132,26 @@ def _unequal(check: str, name: str, one: str | int, other: str | int, fix: str) 
     return _Difference(check, f"{name} {one} here, {other}", fix) if _differ(one, other) else None
 
 
+def _unequal_digests(check: str, name: str, one: str, other: str, fix: str) -> _Difference | None:
+    """Shows the beginnings of digests; all of them where these are alike, as of two names."""
+    length = _SHOWN if one[:_SHOWN] != other[:_SHOWN] else None
+    return _unequal(check, name, one[:length], other[:length], fix)
+
+
 def _differ(one: str | int, other: str | int) -> bool:
     """Tells whether both are known, and different."""
     return bool(one) and bool(other) and one != other
 
 
-def _sizes_fit(one: int, other: int) -> bool:
-    less, more = sorted((one, other))
-    return not less or more % less == 0
+def _sizes_fit(one: Engine, other: Engine) -> bool:
+    """Tells whether each can read from the other: a hand-off goes one way, what is reused the other.
+
+    By the routers' rule (`core/tensor_parallel.py`): with fewer ranks than its source a reader cannot take heads that
+    the source holds more than once. 0 is unknown, and fits.
+    """
+    less, more = sorted((one.tp_size, other.tp_size))
+    heads = one.kv_head_count or other.kv_head_count
+    return not less or less == more or (more % less == 0 and not 0 < heads < more)
 
 
 def _names(models: object) -> str:

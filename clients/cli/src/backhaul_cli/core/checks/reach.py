@@ -116,7 +116,7 @@ def _agent(node: Node, snapshot: Snapshot) -> Iterator[Finding]:
 def _advertised(node: Node, snapshot: Snapshot) -> Iterator[Finding]:
     """A cluster whose registries all are on this machine may be on this machine as a whole."""
     elsewhere = not all(loopback(registry.address) for registry in snapshot.registries)
-    if elsewhere and ":" in node.agent_address and loopback(node.agent_address):
+    if elsewhere and _local(node.agent_address):
         yield error(
             "agent-address-local",
             node.node_id,
@@ -133,6 +133,17 @@ def _advertised(node: Node, snapshot: Snapshot) -> Iterator[Finding]:
         )
 
 
+def _local(address: str) -> bool:
+    """Tells whether host:port is reached from its own machine alone; what is no address is reached from none."""
+    try:
+        return loopback(address)
+    except ValueError:
+        return False
+
+
 def _local_url(url: str) -> bool:
-    host = urlsplit(url).hostname
-    return bool(host) and loopback(join_address(host or "", 0))
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    return _local(join_address(host, 0))

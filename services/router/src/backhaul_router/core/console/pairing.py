@@ -81,13 +81,13 @@ def _differences(one: Engine, other: Engine) -> Iterator[str]:
     if _differ(one.block_size, other.block_size):
         yield f"block sizes differ ({one.block_size} tokens here, {other.block_size} there)"
     if _differ(one.weights_digest, other.weights_digest):
-        yield f"weights differ (digest {_short(one.weights_digest)} here, {_short(other.weights_digest)} there)"
+        yield f"weights differ (digest {_both(one.weights_digest, other.weights_digest)})"
     if _differ(one.connector_version, other.connector_version):
         yield f"versions of the connector differ ({one.connector_version} here, {other.connector_version} there)"
     if _differ(one.vllm_version, other.vllm_version):
         yield f"versions of vLLM differ ({one.vllm_version} here, {other.vllm_version} there)"
     elif _differ(one.compatibility_hash, other.compatibility_hash):
-        hashes = f"{_short(one.compatibility_hash)} here, {_short(other.compatibility_hash)} there"
+        hashes = _both(one.compatibility_hash, other.compatibility_hash)
         yield f"NIXL's compatibility hashes differ ({hashes}): model, dtypes, attention or layout"
     if not _sizes_fit(one, other):
         yield f"tensor-parallel sizes do not fit ({one.tp_size} here, {other.tp_size} there)"
@@ -99,8 +99,10 @@ def _sizes_fit(one: Engine, other: Engine) -> bool:
     return reads(one.tp_size, other.tp_size, heads) and reads(other.tp_size, one.tp_size, heads)
 
 
-def _short(digest: str) -> str:
-    return digest[:_DIGEST_LENGTH]
+def _both(one: str, other: str) -> str:
+    """Shows the beginnings of two digests; all of them where these are alike, as of two names."""
+    length = _DIGEST_LENGTH if one[:_DIGEST_LENGTH] != other[:_DIGEST_LENGTH] else None
+    return f"{one[:length]} here, {other[:length]} there"
 
 
 def _differ(one: str | int, other: str | int) -> bool:
