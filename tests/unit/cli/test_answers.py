@@ -12,6 +12,7 @@ from rich.console import Console
 
 from backhaul.agent.v1 import agent_pb2 as pb
 from backhaul.registry.v1 import registry_pb2
+from backhaul.router.v1 import conversation_pb2
 from backhaul_cli.__main__ import cli
 from backhaul_cli.exits import Exit
 from backhaul_cli.services import Services
@@ -55,6 +56,21 @@ def test_blocks_names_the_node_of_each_set_and_who_did_not_say() -> None:
     assert (held["node_id"], held["set_id"], held["state"]) == ("decode-1", "chatcmpl-1", "BLOCK_SET_STATE_HELD")
     assert [*document(result)["unreachable"]] == ["decode-2"]
     assert document(run("blocks", "decode-1", "--json"))["unreachable"] == {}
+
+
+def test_a_conversation_whose_owner_does_not_say_is_shown_and_not_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = (("decode-1", "chatcmpl-1"), ("decode-2", "chatcmpl-2"))
+    sets = [conversation_pb2.HeldSet(node_id=node_id, set_id=set_id) for node_id, set_id in held]
+    found = conversation_pb2.FindConversationResponse(held=sets)
+    monkeypatch.setattr(Services, "at_the_router", lambda *_: found)
+    result = run("conversation", "session-1", "--json")
+    assert result.exit_code == Exit.UNREACHABLE
+    first, second = document(result)
+    assert (first["at_owner"]["state"], first["owner_problem"]) == ("BLOCK_SET_STATE_HELD", "")
+    assert (second["at_owner"], second["owner_problem"]) == (None, "refused (UNAVAILABLE)")
+    shown = run("conversation", "session-1")
+    assert shown.exit_code == Exit.UNREACHABLE
+    assert "unknown" in shown.stdout
 
 
 def test_trace_has_block_sets_and_lines_of_logs(tmp_path: Path) -> None:

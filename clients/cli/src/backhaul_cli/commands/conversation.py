@@ -1,9 +1,12 @@
 """`backhaul conversation ID`: what is held for the next turn of a conversation."""
 
+from collections.abc import Iterable, Mapping
+
 import click
 
+from backhaul.agent.v1 import agent_pb2
 from backhaul.router.v1 import conversation_pb2, conversation_pb2_grpc
-from backhaul_cli.commands.blocks import STATES, held_by, left
+from backhaul_cli.commands.blocks import STATES, complain, held_by, left
 from backhaul_cli.exits import CommandError, Exit
 from backhaul_cli.output import as_document, console, print_json, table
 from backhaul_cli.running import running
@@ -47,7 +50,16 @@ def conversation(settings: Settings, session_id: str, model: str, cache_salt: st
                 for one in found
             ]
         )
-        return
+    else:
+        _print(found, owned, problems)
+    complain(problems)
+
+
+def _print(
+    found: Iterable[conversation_pb2.HeldSet],
+    owned: Mapping[tuple[str, str], agent_pb2.BlockSet],
+    problems: dict[str, str],
+) -> None:
     rows = []
     for one in found:
         mine = owned.get((one.engine_id, one.set_id))
