@@ -341,6 +341,30 @@ async def test_the_newest_agent_takes_the_path_and_keeps_it_when_the_older_one_e
             await connector.close()
 
 
+@pytest.mark.parametrize("next_one", [True, False], ids=["taken", "removed"])
+def test_an_agent_knows_its_own_socket_though_the_path_is_taken_in_the_same_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_one: bool
+) -> None:
+    path = tmp_path / "connector.sock"
+    other = tmp_path / "other.sock"
+    rename = Path.rename
+
+    def overtaken(fresh: Path, target: Path) -> None:
+        rename(fresh, target)
+        if next_one:
+            rename(other, target)
+        else:
+            target.unlink()
+
+    with socket.socket(socket.AF_UNIX) as newer:
+        newer.bind(str(other))
+        monkeypatch.setattr(Path, "rename", overtaken)
+        server = ConnectorServer(path=path, session="session-1", clock=SystemClock())
+        server.open()
+        server.close()
+        assert path.exists() is next_one
+
+
 async def test_an_agent_that_gives_way_lets_its_connectors_go_to_the_next_one_and_never_takes_the_path_again(
     tmp_path: Path,
 ) -> None:

@@ -12,6 +12,7 @@ from backhaul.agent.v1 import agent_pb2
 from backhaul.registry.v1 import registry_pb2
 from backhaul_common.errors import InvalidArgumentError
 from backhaul_common.grpc_client import to_error
+from backhaul_node_agent.publisher import Publisher
 from tests.contract.owner_node import OwnerNode, owner_node
 from tests.fakes.eventually import eventually
 
@@ -87,6 +88,18 @@ async def test_a_claimed_set_is_waited_for_until_it_is_read(node: OwnerNode) -> 
     assert node.record.state == registry_pb2.NODE_STATE_DRAINING
     node.connector.free("set-1")
     await left(node)
+
+
+async def test_a_drain_removes_all_pointers_however_many(node: OwnerNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Publisher, "MAX_REMOVALS", 2)
+    set_ids = [f"set-{number}" for number in range(5)]
+    for set_id in set_ids:
+        node.connector.retain(set_id)
+    for set_id in set_ids:
+        await node.published(set_id)
+    await drain(node, 60.0)
+    for set_id in set_ids:
+        await node.unpublished(set_id)
 
 
 async def test_the_deadline_ends_a_drain_whatever_runs(node: OwnerNode) -> None:

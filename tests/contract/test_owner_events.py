@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from structlog.testing import capture_logs
 
 from backhaul_common.clock import SystemClock
 from backhaul_local.ports import Ports
@@ -143,6 +144,21 @@ async def test_every_rank_has_a_port_of_its_own(context: zmq.asyncio.Context) ->
             await heard.meets(0, 1)
             await heard_of(heard, second, STORED)
             assert {rank for rank, _, _ in heard.batches} == {1}
+
+
+async def test_events_are_followed_once_there_are_file_descriptors_for_it(
+    context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_events, "_PAUSE_S", 0.01)
+    port = Ports().take()
+    context.set(zmq.MAX_SOCKETS, 3)
+    others = [context.socket(zmq.REQ) for _ in range(3)]
+    with publishing(port) as publisher, capture_logs() as logs:
+        async with listening(context, port, 0) as heard:
+            await eventually(lambda: any("Too many open files" in str(line) for line in logs))
+            for other in others:
+                other.close(linger=0)
+            assert await heard_of(heard, publisher, CLEARED) == [Cleared()]
 
 
 async def test_an_engine_that_restarts_is_heard_again(context: zmq.asyncio.Context) -> None:

@@ -35,6 +35,7 @@ class FakeNixl:
         self.sent: list[tuple[Any, bytes]] = []
         self.removed: list[Any] = []
         self.fails = False
+        self.fails_to_poll = False
         self._waiting: list[tuple[Any, bytes]] = []
 
     def add_remote_agent(self, metadata: bytes) -> Any:
@@ -49,6 +50,8 @@ class FakeNixl:
         self._waiting.append((remote_agent_name, notif_msg))
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
+        if self.fails_to_poll:
+            raise RuntimeError("NIXL_ERR_BACKEND")
         self.sent += self._waiting
         self._waiting.clear()
         return {}
@@ -152,6 +155,19 @@ async def test_a_peer_that_failed_is_met_anew(read: Readings, context: zmq.async
     assert read.counted(instruments.LOST_NOTIFICATIONS) == {("not_sent",): 1}
     assert nixl.removed == ["peer-m"]
     assert len(engine.asked) == 2
+
+
+async def test_nixl_that_fails_while_it_is_driven_is_driven_again(context: zmq.asyncio.Context) -> None:
+    nixl = FakeNixl()
+    with FakeSideChannel() as engine, capture_logs() as logs:
+        address = EngineAddress("127.0.0.1", engine.port, tp_size=1)
+        async with notifying(context, nixl, ("engine-1", address)) as notifier:
+            nixl.fails_to_poll = True
+            notifier.send(SendRelease("engine-1", "set-1"))
+            await eventually(lambda: any("NIXL_ERR_BACKEND" in str(line) for line in logs))
+            nixl.fails_to_poll = False
+            notifier.send(SendRelease("engine-1", "set-2"))
+            await eventually(lambda: ("peer-m", b"set-2:1") in nixl.sent)
 
 
 async def test_what_finds_no_room_is_lost_and_counted(

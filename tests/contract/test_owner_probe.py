@@ -263,3 +263,9 @@ async def test_a_side_channel_that_is_silent_is_given_up_in_time(context: zmq.as
         channel.parts = []
         with pytest.raises(SideChannelError, match="no answer"):
             await SideChannel(context).ask("127.0.0.1", channel.port)
+
+
+async def test_a_side_channel_that_finds_no_file_descriptor_is_an_error(context: zmq.asyncio.Context) -> None:
+    context.set(zmq.MAX_SOCKETS, 1)
+    with context.socket(zmq.REQ), pytest.raises(SideChannelError, match="Too many open files"):
+        await SideChannel(context).ask("127.0.0.1", 1)

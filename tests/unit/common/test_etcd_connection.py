@@ -1,5 +1,6 @@
 """Which endpoint a call goes to, and how often."""
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -45,23 +46,33 @@ class _Channels(Connection):
         return "abc"[index or 0]
 
 
+class _Guarded(_Channels):
+    """Asks for a token, and counts how often."""
+
+    authenticated_count = 0
+
+    async def _authenticate(self, timeout_s: float) -> str:
+        self.authenticated_count += 1
+        return f"token-{self.authenticated_count}"
+
+
 class Cluster:
     """Endpoints a, b, c; ``answers`` says what each does."""
 
-    def __init__(self, answers: dict[str, Any]) -> None:
+    def __init__(self, answers: dict[str, Any], user: str = "") -> None:
         self.clock = _Clock()
         self.calls: list[str] = []
         self.timeouts: list[float] = []
-        self._answers = answers
-        self.connection = _Channels(
-            endpoints=("a", "b", "c"), tls=None, user="", password="", attempt_s=1.0, clock=self.clock
+        self.answers = answers
+        self.connection = _Guarded(
+            endpoints=("a", "b", "c"), tls=None, user=user, password="", attempt_s=1.0, clock=self.clock
         )
 
     def attempt(self) -> Callable[..., Awaitable[str]]:
         async def attempt(channel: Any, _metadata: Any, left_s: float) -> str:
             self.calls.append(channel)
             self.timeouts.append(left_s)
-            answer = self._answers[channel]
+            answer = self.answers[channel]
             if isinstance(answer, Exception):
                 if answer is SILENT:
                     await self.clock.sleep(left_s)
@@ -106,6 +117,20 @@ async def test_no_call_takes_longer_than_its_total(failure: Exception) -> None:
     assert cluster.clock.monotonic() - started <= 2.5
     assert max(cluster.timeouts) <= 1.0
     assert {"a", "b", "c"} <= set(cluster.calls)
+
+
+@pytest.mark.parametrize(("total_s", "token_count"), [(0.04, 1), (3.0, 2)], ids=["a lookup's time", "a whole attempt"])
+async def test_a_token_is_doubted_when_a_call_with_time_enough_is_not_answered(
+    total_s: float, token_count: int
+) -> None:
+    cluster = Cluster({"a": "yes", "b": "yes", "c": "yes"}, user="registry")
+    assert await cluster.call() == "yes"
+    await cluster.clock.sleep(60.0)
+    cluster.answers["a"] = SILENT
+    with contextlib.suppress(UnavailableError):
+        await cluster.call(total_s=total_s)
+    assert await cluster.call() == "yes"
+    assert cluster.connection.authenticated_count == token_count
 
 
 @pytest.mark.parametrize(

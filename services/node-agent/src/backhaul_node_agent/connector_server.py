@@ -365,6 +365,8 @@ def _listen(path: Path) -> tuple[socket.socket, int]:
         sock.bind(str(fresh))
         fresh.chmod(0o600)
         sock.listen(16)
+        # At the path there may be another agent's in the next moment.
+        inode = fresh.stat().st_ino
         # Bound elsewhere and moved: nobody sees it with another mode or before it listens.
         fresh.rename(path)
     except OSError as error:
@@ -372,7 +374,7 @@ def _listen(path: Path) -> tuple[socket.socket, int]:
         fresh.unlink(missing_ok=True)
         raise UnavailableError("SOCKET_UNAVAILABLE", f"cannot listen on {path}: {error}") from error
     sock.setblocking(False)
-    return sock, path.stat().st_ino
+    return sock, inode
 
 
 def _inode(path: Path) -> int:

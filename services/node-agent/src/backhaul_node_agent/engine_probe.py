@@ -82,20 +82,20 @@ class SideChannel:
 
         Raises SideChannelError when there is no proper answer within 2 s.
         """
-        with self._context.socket(zmq.REQ) as socket:
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.IPV6, 1)
-            socket.setsockopt(zmq.MAXMSGSIZE, _MAX_REPLY_BYTES)
-            try:
+        try:
+            with self._context.socket(zmq.REQ) as socket:
+                socket.setsockopt(zmq.LINGER, 0)
+                socket.setsockopt(zmq.IPV6, 1)
+                socket.setsockopt(zmq.MAXMSGSIZE, _MAX_REPLY_BYTES)
                 socket.connect(f"tcp://{join_address(host, port)}")
                 async with asyncio.timeout(_SIDE_CHANNEL_S):
                     await socket.send(msgspec.msgpack.encode((b"get_meta_msg", 0, tp_rank)))
                     parts = await socket.recv_multipart()
                 return _reply(parts)
-            except TimeoutError:
-                raise SideChannelError("no answer") from None
-            except zmq.ZMQError as error:
-                raise SideChannelError(str(error)) from error
+        except TimeoutError:
+            raise SideChannelError("no answer") from None
+        except zmq.ZMQError as error:
+            raise SideChannelError(str(error)) from error
 
 
 def _reply(parts: list[bytes]) -> HandshakeReply:

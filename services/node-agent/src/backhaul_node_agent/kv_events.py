@@ -154,13 +154,13 @@ class KvEvents:
 
     async def _follow(self, rank: int, hear: Hear, lose: Lose) -> None:
         while True:
-            with self._socket() as socket:
-                try:
+            try:
+                with self._socket() as socket:
                     await self._attend(rank, socket, hear, lose)
-                except zmq.ZMQError as error:
-                    _log.warning("KV events cannot be followed", rank=rank, error=str(error))
-                finally:
-                    self._connected.discard(rank)
+            except zmq.ZMQError as error:
+                _log.warning("KV events cannot be followed", rank=rank, error=str(error))
+            finally:
+                self._connected.discard(rank)
             await self._clock.sleep(_PAUSE_S)
 
     def _socket(self) -> zmq.asyncio.Socket:

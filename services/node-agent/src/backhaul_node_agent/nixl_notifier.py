@@ -190,7 +190,11 @@ class NixlNotifier:
                 self._forgotten.append(engine_id)
                 self._lost.add(len(messages), "not_sent")
                 _log.warning("notification not sent", engine=engine_id, error=str(error), count=len(messages))
-        self._drive(agent, time.monotonic() + (_MEET_S if any(replies for replies, _ in sends.values()) else _DRIVE_S))
+        until = time.monotonic() + (_MEET_S if any(replies for replies, _ in sends.values()) else _DRIVE_S)
+        try:
+            self._drive(agent, until)
+        except Exception as error:  # noqa: BLE001  # as above; the next round drives what is left
+            _log.warning("nixl cannot be driven", error=str(error))
 
     def _drive(self, agent: NixlAgent, until: float) -> None:
         """Drives NIXL until all must have left. What comes to be sent meanwhile does not wait for that."""

@@ -33,7 +33,10 @@ class Publisher:
     MAX_POINTERS = 500
     """Pointers to write or remove in one batch, give or take one set's."""
     MAX_REMOVALS = 10_000
-    """Removals kept for the next stream; beyond, the oldest are left to the lease of the stream that wrote them."""
+    """Removals kept for the next stream; beyond, the oldest are left to the lease of the stream that wrote them.
+
+    A stream that is open is sent all of them: sets are not freed before.
+    """
 
     def __init__(
         self, *, registries: Registries, node_id: str, engine_id: str, clock: Clock, joined: asyncio.Event
@@ -54,6 +57,8 @@ class Publisher:
         self._nonce = 0
         """Of that batch, or the last one."""
         self._work = asyncio.Event()
+        self._streaming = False
+        """Whether the owner waits for removals, as it does from `PublisherUp` to `PublisherDown`."""
         self._closing = False
         self._breaks = Counter(instruments.PUBLISH_BREAKS)
         self._last_failure = ""
@@ -69,11 +74,8 @@ class Publisher:
         """Wants a set's pointers removed."""
         self._wanted.pop(block_set.set_id, None)
         self._removals[block_set.set_id] = block_set
-        if len(self._removals) > self.MAX_REMOVALS:
-            oldest = next(iter(self._removals))
-            del self._removals[oldest]
-            self._dirty.pop(oldest, None)
         self._touch(block_set.set_id)
+        self._bound_removals()
 
     def close(self) -> None:
         """Ends the pointers and then `run`: the engine is gone."""
@@ -101,6 +103,8 @@ class Publisher:
                 _log.error("publishing failed", engine=self._engine_id, exc_info=group)
             finally:
                 call.cancel()
+                self._streaming = False
+                self._bound_removals()
                 hear(ev.PublisherDown(self._engine_id))
             if not self._closing:
                 await self._clock.sleep(next(pauses))
@@ -138,6 +142,7 @@ class Publisher:
         self._nonce = 0
         self._dirty = dict.fromkeys([*self._removals, *self._wanted])
         self._work.set()
+        self._streaming = True
         hear(ev.PublisherUp(self._engine_id))
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(self._read_acknowledgements(call, hear))
@@ -204,6 +209,12 @@ class Publisher:
             self._last_failure = ""
         if not self._closing and self._joined.is_set():
             raise UnavailableError("STREAM_ENDED", "the registry ended the stream")
+
+    def _bound_removals(self) -> None:
+        while not self._streaming and len(self._removals) > self.MAX_REMOVALS:
+            oldest = next(iter(self._removals))
+            del self._removals[oldest]
+            self._dirty.pop(oldest, None)
 
     def _touch(self, set_id: str) -> None:
         self._dirty[set_id] = None
