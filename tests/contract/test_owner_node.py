@@ -18,6 +18,7 @@ from backhaul_node_agent import instruments
 from backhaul_node_agent.core import events as ev
 from backhaul_node_agent.core.node import NO_CONNECTOR, SideChannelFacts
 from backhaul_node_agent.service import SERVICE_NAME
+from backhaul_registry.core.ledger import MAX_OPS
 from tests.contract.owner_node import owner_node, reuses
 from tests.fakes.connector import WEIGHTS, FakeConnector, hello
 from tests.fakes.eventually import eventually
@@ -340,6 +341,20 @@ async def test_what_comes_while_a_batch_of_pointers_is_on_its_way_goes_together(
         await node.published("set-3")
         batches = [{pointer.set_id for pointer in batch.upserts} for batch in node.registry.batches]
         assert any(later <= batch for batch in batches)
+
+
+async def test_a_batch_is_no_more_than_one_transaction_of_the_registry(tmp_path: Path) -> None:
+    """Else an etcd that is slow never has time for the first one, and all begins anew without end."""
+    async with owner_node(tmp_path) as node:
+        set_ids = [f"set-{number}" for number in range(2 * MAX_OPS)]
+        for set_id in set_ids:
+            node.connector.retain(set_id)
+        for set_id in set_ids:
+            await node.published(set_id)
+        before = len(node.registry.batches)
+        node.registry.break_publishing()
+        await eventually(lambda: sum(len(batch.upserts) for batch in node.registry.batches[before:]) >= len(set_ids))
+        assert max(len(batch.upserts) for batch in node.registry.batches[before:]) == MAX_OPS
 
 
 async def test_the_lease_is_kept_alive_by_a_third_of_its_time(tmp_path: Path) -> None:

@@ -30,8 +30,11 @@ class Publisher:
     many changes are written as fast as one.
     """
 
-    MAX_POINTERS = 500
-    """Pointers to write or remove in one batch, give or take one set's."""
+    MAX_POINTERS = 100
+    """Pointers to write or remove in one batch, give or take one set's.
+
+    As many as a registry writes in one transaction: an etcd that is slow has the time of an answer for each.
+    """
     MAX_REMOVALS = 10_000
     """Removals kept for the next stream; beyond, the oldest are left to the lease of the stream that wrote them.
 
