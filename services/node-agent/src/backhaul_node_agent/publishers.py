@@ -19,7 +19,7 @@ class Publishers:
         self._clock = clock
         self._joined = joined
         self._publishers: dict[str, Publisher] = {}
-        self._closing: set[str] = set()
+        self._closing: set[Publisher] = set()
         self._ended = asyncio.Event()
         # Holds no more than there are engines.
         self._started: asyncio.Queue[tuple[str, Publisher]] = asyncio.Queue()
@@ -56,7 +56,7 @@ class Publishers:
         """Ends all pointers of an engine."""
         publisher = self._publishers.pop(engine_id, None)
         if publisher is not None:
-            self._closing.add(engine_id)
+            self._closing.add(publisher)
             publisher.close()
 
     def lease_lost(self) -> None:
@@ -76,14 +76,19 @@ class Publishers:
 
     async def run(self, hear: ev.Hear) -> None:
         """Runs all publishers until cancelled."""
+        latest: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
                 engine_id, publisher = await self._started.get()
-                group.create_task(self._run_one(engine_id, publisher, hear))
+                latest = {name: task for name, task in latest.items() if not task.done()}
+                latest[engine_id] = group.create_task(self._run_one(publisher, latest.get(engine_id), hear))
 
-    async def _run_one(self, engine_id: str, publisher: Publisher, hear: ev.Hear) -> None:
+    async def _run_one(self, publisher: Publisher, before: asyncio.Task[None] | None, hear: ev.Hear) -> None:
+        """Runs a publisher once the one before it of the same engine has ended: what is heard of both stays in order."""
         try:
+            if before is not None:
+                await asyncio.wait([before])
             await publisher.run(hear)
         finally:
-            self._closing.discard(engine_id)
+            self._closing.discard(publisher)
             self._ended.set()
