@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import grpc
 import pytest
 
 from backhaul.envoy.v3 import ext_proc_pb2 as pb
@@ -70,3 +71,12 @@ async def test_it_can_be_ended_from_this_side() -> None:
         exchange.end()
         with pytest.raises(GoneError):
             await waiting
+
+
+async def test_what_cannot_be_sent_shows_that_the_gateway_has_gone() -> None:
+    async def broken(message: pb.ProcessingResponse) -> None:
+        raise grpc.aio.InternalError
+
+    async with Exchange(stream(ends=asyncio.Event()), broken) as exchange:
+        with pytest.raises(GoneError):
+            await exchange.write(pb.ProcessingResponse())
