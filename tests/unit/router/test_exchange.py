@@ -55,6 +55,32 @@ async def test_what_is_attended_ends_when_the_gateway_answers_by_itself() -> Non
             await attend(exchange, asyncio.Event())
 
 
+async def test_the_stream_may_end_while_what_is_attended_still_ends() -> None:
+    begun, ending = asyncio.Event(), asyncio.Event()
+
+    async def answers_and_ends() -> AsyncIterator[pb.ProcessingRequest]:
+        await begun.wait()
+        yield ANSWER
+        await ending.wait()
+
+    async def closes_slowly() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    async with Exchange(answers_and_ends(), nowhere) as exchange:
+        with pytest.raises(GoneError):
+            async with exchange.attended():
+                await closes_slowly()
+        assert await exchange.next() == ANSWER
+        with pytest.raises(GoneError):
+            await asyncio.wait_for(exchange.next(), 1)
+
+
 async def test_what_is_not_attended_goes_on() -> None:
     async with Exchange(stream(), nowhere) as exchange:
         await asyncio.sleep(0)

@@ -102,3 +102,5 @@ class Exchange:
     def _interrupt(self) -> None:
         if self._scope is not None:
             self._scope.reschedule(0)
+            # What is ending may take a moment, in which more is seen; a scope that ends cannot be told again.
+            self._scope = None
