@@ -184,6 +184,21 @@ async def test_a_decode_engine_that_refuses_connections_costs_one_turn_and_no_ha
     await eventually(lambda: len(front.stack.owner.released) == len(refused))
 
 
+async def test_a_decode_engine_whose_address_cannot_be_found_costs_one_turn_and_no_hand_off(front: Front) -> None:
+    stack = front.stack
+    other = await stack.add(FakeEngine("decode"))
+    node = stack.directory.nodes[front.node().node_id]
+    node.engine_url = "http://no..name:80"
+    await stack.directory.put(node)
+    await eventually(lambda: front.node().engine_url == node.engine_url)
+    answers = [await front.gateway.chat("hi", stream=True) for _ in range(6)]
+
+    failed = [got for got in answers if got.status != 200]
+    assert [(got.status, got.headers["retry-after"]) for got in failed] == [(503, "1")]
+    assert (len(other.legs), front.state()) == (5, BreakerState.OPEN)
+    await eventually(lambda: len(stack.owner.released) == 1)
+
+
 async def test_a_hand_off_that_may_have_been_read_is_not_released(front: Front) -> None:
     front.stack.decode.then(reset())
     got = await front.gateway.chat("hi", stream=True)

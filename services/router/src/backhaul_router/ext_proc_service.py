@@ -20,7 +20,7 @@ from backhaul_common.addresses import join_address, split_address
 from backhaul_router import ext_proc_messages as messages
 from backhaul_router.admission import Admission, Held
 from backhaul_router.core import gateway
-from backhaul_router.core.engines import EngineError
+from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import ApiError
 from backhaul_router.exchange import Exchange, GoneError
 from backhaul_router.forwarding import Forwarded
@@ -151,7 +151,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
                     raise ApiError(500, "the gateway must send bodies BUFFERED for engines without the connector")
                 if forwarded.streams_hosts:
                     raise ApiError(500, "engines without the connector stream no responses through a gateway")
-                yield forwarded, await _address(forwarded.endpoint)
+                yield forwarded, await _place(forwarded)
 
     async def _body(self, exchange: Exchange, request: _Request, held: Held) -> bytes:
         """Reads the whole body. Raises ApiError (400, 408, 413, 429)."""
@@ -246,6 +246,16 @@ def _leg(request: _Request, forwarded: Forwarded, address: str) -> Iterator[pb.P
     return messages.in_pieces(mutation, leg.body, metadata, trailers=request.trailers)
 
 
+async def _place(forwarded: Forwarded) -> str:
+    """Returns where a turn goes, ip:port. Raises ApiError (503)."""
+    try:
+        return await _address(forwarded.endpoint)
+    except ApiError as error:
+        # It is as one that refuses connections: the next turn goes elsewhere.
+        forwarded.answered(error.status, Failure.REFUSED, served="", streams=False, whole=False)
+        raise
+
+
 async def _address(endpoint: str) -> str:
     """Returns ip:port: gateways take no names of hosts. Raises ApiError (503)."""
     host, port = split_address(endpoint)
@@ -255,7 +265,8 @@ async def _address(endpoint: str) -> str:
     try:
         async with asyncio.timeout(_RESOLVE_S):
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError) as error:
+    except (OSError, UnicodeError, TimeoutError) as error:
+        # What no name can be is a UnicodeError.
         raise ApiError(503, "the decode engine's address cannot be found", headers={"retry-after": "1"}) from error
     return join_address(str(found[0][4][0]), port)
 
