@@ -130,7 +130,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
                     async with exchange.attended():
                         forwarded, address = await stack.enter_async_context(self._begun(exchange, request))
                     await self._give(exchange, request, forwarded, address)
-                    await self._follow(exchange, request, forwarded)
+                    await self._follow(exchange, request, forwarded, address)
             except ApiError as error:
                 await exchange.write(messages.refusal(error, request.request_id, request.path))
 
@@ -190,10 +190,11 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
 
     # The answer
 
-    async def _follow(self, exchange: Exchange, request: _Request, forwarded: Forwarded) -> None:
+    async def _follow(self, exchange: Exchange, request: _Request, forwarded: Forwarded, address: str) -> None:
         """Sees an answer through: its head, all of it if it comes whole, its end. Raises ApiError, GoneError."""
         try:
-            if await self._head(exchange, request, forwarded, await _after_request(exchange)) and not self._leaving:
+            head = await _after_request(exchange)
+            if await self._head(exchange, request, forwarded, address, head) and not self._leaving:
                 self._answered.add(exchange)
                 await _until_end(exchange)
         except (GoneError, asyncio.CancelledError):
@@ -206,7 +207,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         forwarded.ended()
 
     async def _head(
-        self, exchange: Exchange, request: _Request, forwarded: Forwarded, message: pb.ProcessingRequest
+        self, exchange: Exchange, request: _Request, forwarded: Forwarded, address: str, message: pb.ProcessingRequest
     ) -> bool:
         """Takes an answer's head, and the rest of one that comes whole. Tells whether anything follows."""
         headers, details = messages.headers_in(message.response_headers), messages.details_in(message)
@@ -216,6 +217,8 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         streams = not gateway.comes_whole(status, headers)
         whole = not streams and request.asks and not own and not message.response_headers.end_of_stream
         served = messages.served_in(message)
+        # It was told an address; the node may name a host.
+        served = forwarded.endpoint if served == address else served
         told = forwarded.answered(status, failure, served=served, streams=streams, whole=whole)
         if failure is not None and own:
             error = EngineError(failure).as_api_error("decode")
