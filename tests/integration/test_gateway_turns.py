@@ -104,6 +104,24 @@ async def test_an_engine_that_breaks_off_an_answer_is_avoided(front: Front) -> N
     assert [got.body for got in answers] == [STREAMED] * 3
 
 
+async def test_what_an_engine_answers_counts_although_its_node_names_a_host(front: Front) -> None:
+    costs, key = front.stack.router.routing.live.costs, (front.node().node_id, front.stack.decode.engine_id)
+    unknown = costs.decode_s(key, moved=1_000)
+    node = front.stack.directory.nodes[front.node().node_id]
+    # A number of that form is resolved like a name.
+    node.engine_url = f"http://127.1:{front.stack.decode.port}"
+    await front.stack.directory.put(node)
+    await eventually(lambda: front.node().engine_url == node.engine_url)
+    served = {"x-gateway-destination-endpoint-served": f"127.0.0.1:{front.stack.decode.port}"}
+    front.gateway.metadata["envoy.lb"] = served
+    assert (await front.gateway.chat("hi", stream=True)).status == 200
+    front.stack.decode.then(reset())
+    assert (await front.gateway.chat("hi", stream=True)).status == 502
+
+    assert front.state() is BreakerState.OPEN
+    assert costs.decode_s(key, moved=1_000) != unknown, "the access log counts, too"
+
+
 async def test_a_log_goes_to_any_router_and_what_it_cannot_read_is_left_aside(front: Front) -> None:
     async with router_for((front.stack.directory.address,), listen_ext_proc="127.0.0.1:0") as other:
         await eventually(lambda: len(other.table) == 2)
@@ -182,6 +200,21 @@ async def test_a_decode_engine_that_refuses_connections_costs_one_turn_and_no_ha
     assert len(refused) <= 1
     assert len(other.legs) == 6 - len(refused)
     await eventually(lambda: len(front.stack.owner.released) == len(refused))
+
+
+async def test_a_decode_engine_whose_address_cannot_be_found_costs_one_turn_and_no_hand_off(front: Front) -> None:
+    stack = front.stack
+    other = await stack.add(FakeEngine("decode"))
+    node = stack.directory.nodes[front.node().node_id]
+    node.engine_url = "http://no..name:80"
+    await stack.directory.put(node)
+    await eventually(lambda: front.node().engine_url == node.engine_url)
+    answers = [await front.gateway.chat("hi", stream=True) for _ in range(6)]
+
+    failed = [got for got in answers if got.status != 200]
+    assert [(got.status, got.headers["retry-after"]) for got in failed] == [(503, "1")]
+    assert (len(other.legs), front.state()) == (5, BreakerState.OPEN)
+    await eventually(lambda: len(stack.owner.released) == 1)
 
 
 async def test_a_hand_off_that_may_have_been_read_is_not_released(front: Front) -> None:

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
+from backhaul.envoy.v3 import ext_proc_pb2 as pb
+from backhaul.envoy.v3 import ext_proc_pb2_grpc
 from backhaul.registry.v1 import registry_pb2
 from backhaul.router.v1 import router_pb2, router_pb2_grpc
 from backhaul_common.grpc_client import open_channel
@@ -193,3 +196,30 @@ async def test_a_hand_off_whose_client_left_just_before_it_was_told_is_freed(
     noticed.set()
     await eventually(lambda: len(stack.owner.released) == 1)
     assert stack.owner.released == [(stack.prefill.engine_id, one) for one in stack.prefill.handed_off]
+
+
+async def test_a_gateway_that_leaves_in_the_middle_of_a_message_has_gone_and_that_is_all(scene: Scene) -> None:
+    """It has no room for the decode leg, so that the picker still sends."""
+    head = {":method": "POST", ":path": CHAT, "content-type": "application/json"}
+    headers = [pb.HeaderValue(key=name, raw_value=value.encode()) for name, value in head.items()]
+    first = pb.ProcessingRequest(
+        request_headers=pb.HttpHeaders(headers=pb.HeaderMap(headers=headers)),
+        protocol_config=pb.ProtocolConfiguration(request_body_mode=pb.BUFFERED),
+    )
+    body = json.dumps(chat_body("x" * 8 * 1024 * 1024)).encode()
+    rest = pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=True))
+    stack = scene.stack
+    with capture_logs() as logs:
+        async with open_channel(f"127.0.0.1:{stack.router.ext_proc_port}") as channel:
+            # Whether gRPC tells of the message or of the call first is chance.
+            for _ in range(8):
+                stack.prefill.handed_off.clear()
+                call = ext_proc_pb2_grpc.ExternalProcessorStub(channel).Process()
+                await call.write(first)
+                await call.read()
+                await call.write(rest)
+                await eventually(lambda: bool(stack.prefill.handed_off))
+                await asyncio.sleep(0.05)
+                call.cancel()
+                await eventually(lambda: stack.router.admission.turn_count == 0)
+    assert {log["result"] for log in logs if log["event"] == "turn"} <= {"client_gone", "cancelled"}

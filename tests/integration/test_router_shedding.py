@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import socket
 import sys
@@ -373,6 +374,20 @@ async def test_a_grpc_client_that_takes_not_even_the_first_step_is_cut_off() -> 
             await eventually(lambda: bool(stack.decode.legs), 10)
             await eventually(lambda: stack.router.admission.turn_count == 0, 10)
             call.cancel()
+
+
+async def test_a_grpc_client_that_was_cut_off_may_be_gone_before_it_is_told() -> None:
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+    async with router_stack(send_timeout_s=0.3, idle_timeout_s=30.0) as stack:
+        stack.decode.then(_Flood().step(1000))
+        async with open_channel(f"127.0.0.1:{stack.router.grpc_port}") as channel:
+            call = router_pb2_grpc.InferenceServiceStub(channel).ChatCompletions(grpc_request(stream=True))
+            await call.read()
+            await eventually(lambda: stack.router.admission.turn_count == 0, 10)
+            call.cancel()
+    gc.collect()
+    assert faults == []
 
 
 # Connections

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import grpc
 import pytest
 
 from backhaul.envoy.v3 import ext_proc_pb2 as pb
@@ -54,6 +55,32 @@ async def test_what_is_attended_ends_when_the_gateway_answers_by_itself() -> Non
             await attend(exchange, asyncio.Event())
 
 
+async def test_the_stream_may_end_while_what_is_attended_still_ends() -> None:
+    begun, ending = asyncio.Event(), asyncio.Event()
+
+    async def answers_and_ends() -> AsyncIterator[pb.ProcessingRequest]:
+        await begun.wait()
+        yield ANSWER
+        await ending.wait()
+
+    async def closes_slowly() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    async with Exchange(answers_and_ends(), nowhere) as exchange:
+        with pytest.raises(GoneError):
+            async with exchange.attended():
+                await closes_slowly()
+        assert await exchange.next() == ANSWER
+        with pytest.raises(GoneError):
+            await asyncio.wait_for(exchange.next(), 1)
+
+
 async def test_what_is_not_attended_goes_on() -> None:
     async with Exchange(stream(), nowhere) as exchange:
         await asyncio.sleep(0)
@@ -70,3 +97,12 @@ async def test_it_can_be_ended_from_this_side() -> None:
         exchange.end()
         with pytest.raises(GoneError):
             await waiting
+
+
+async def test_what_cannot_be_sent_shows_that_the_gateway_has_gone() -> None:
+    async def broken(message: pb.ProcessingResponse) -> None:
+        raise grpc.aio.InternalError
+
+    async with Exchange(stream(ends=asyncio.Event()), broken) as exchange:
+        with pytest.raises(GoneError):
+            await exchange.write(pb.ProcessingResponse())

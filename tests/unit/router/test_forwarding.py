@@ -139,6 +139,18 @@ async def test_a_response_is_waited_for_by_its_name_too() -> None:
     assert bench.fresh.missing(label["scope"], [response_key(leg["request_id"])], ())
 
 
+async def test_an_engine_that_kept_no_response_is_told_apart_behind_a_gateway_too() -> None:
+    bench = Bench()
+    asked: dict[str, Any] = {"model": "m", "input": "hi"}
+    async with bench.turns.forward(TurnRequest(Endpoint.RESPONSES, json.dumps(asked).encode(), tenant="")) as forwarded:
+        asked["previous_response_id"] = json.loads(forwarded.leg.body)["request_id"]
+    async with bench.turns.forward(TurnRequest(Endpoint.RESPONSES, json.dumps(asked).encode(), tenant="")) as forwarded:
+        forwarded.taken()
+        forwarded.answered(404, None, served="", streams=False, whole=True)
+        told = forwarded.whole(b'{"error": {"message": "not found", "param": "response_id", "code": 404}}')
+    assert json.loads(told)["error"]["code"] == "previous_response_not_found"
+
+
 async def test_of_an_engine_that_is_gone_nothing_is_learnt() -> None:
     bench = Bench(nodes=ready("p1", "d1"))
     unknown = expected(bench)

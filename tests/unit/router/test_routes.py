@@ -199,7 +199,8 @@ async def test_where_every_leg_fails_few_are_repeated(role: str) -> None:
     for _ in range(turn_count):
         with pytest.raises(ApiError):
             await bench.chat("a")
-    assert turn_count + SPARE < len(legs) <= turn_count * (1 + SHARE) + SPARE
+    most = turn_count * (1 + SHARE) + SPARE
+    assert most - 1 < len(legs) <= most, "a leg that is not repeated uses nothing up"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, StatusCode
 
 from backhaul_common.errors import NotFoundError
-from backhaul_router.core.engines import Failure
+from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.turn import Route
 from backhaul_router.forwarding import Forwarded
@@ -222,6 +222,22 @@ async def test_a_stream_that_breaks_is_seen_on_its_leg_too(spans: InMemorySpanEx
     bench.engines.decode_steps = [FakeStream(b"data: 1\n\n", breaks=Failure.DISCONNECTED)]
     await bench.chat("a")
     assert (went_wrong(only(spans, "decode")), went_wrong(only(spans, "turn"))) == ("disconnected", "broken")
+
+
+async def test_so_is_one_of_a_client_that_is_told_by_an_error(spans: InMemorySpanExporter) -> None:
+    bench = Bench()
+    bench.engines.decode_steps = [FakeStream(b"data: 1\n\n", breaks=Failure.DISCONNECTED)]
+
+    async def read() -> None:
+        async with bench.turns.run(chat_request("a")) as answer:
+            assert answer.stream is not None
+            await answer.stream.read()
+
+    with pytest.raises(EngineError):
+        await read()
+    assert went_wrong(only(spans, "decode")) == "disconnected"
+    [noted] = bench.journal.since(0, most=1)
+    assert (told(only(spans, "turn"))["backhaul.result"], noted.result) == ("broken", "broken")
 
 
 async def test_a_client_that_leaves_is_seen_on_all_that_it_leaves(spans: InMemorySpanExporter) -> None:

@@ -40,9 +40,14 @@ def answer_to(
     if body is None:
         counted = request.endpoint in _COUNTING or (request.fields.get("stream_options") or {}).get("include_usage")
         return Answer(status, headers, outcome, None, Checked(stream, prompt if counted else None, request.endpoint))
+    return Answer(status, headers, outcome, turn_answer(request, status, body, prompt), None)
+
+
+def turn_answer(request: TurnBody, status: int, body: bytes, prompt: PromptUsage | None) -> bytes:
+    """Returns a turn's whole answer as `whole_answer` does; says why an engine has no earlier response."""
     if status == 404 and request.previous_response_id and engine_answer(status, body, {}).param == "response_id":
-        return Answer(status, headers, outcome, responses.not_kept(at_engine=True).body, None)
-    return Answer(status, headers, outcome, whole_answer(body, prompt), None)
+        return responses.not_kept(at_engine=True).body
+    return whole_answer(body, prompt)
 
 
 def whole_answer(body: bytes, prompt: PromptUsage | None) -> bytes:

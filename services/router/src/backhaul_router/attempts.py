@@ -52,13 +52,13 @@ class Attempts:
             try:
                 delivery = await self._legs.decode(turn, handed, attempt)
             except EngineError as error:
-                if not self._again(turn, handed, error.failure) or last:
+                if not self._again(turn, handed, error.failure, last=last) or last:
                     raise error.as_api_error("decode") from error
             else:
                 failure = failure_in(delivery.stream.status)
                 if failure is None:
                     self._went_well(turn, handed)
-                if failure is None or not self._again(turn, handed, failure) or last:
+                if failure is None or not self._again(turn, handed, failure, last=last) or last:
                     return delivery
             await attempt.aclose()
             self._go_cold(turn, misses.DECODE_FAILED)
@@ -92,7 +92,7 @@ class Attempts:
                 with self._live.load.running(plan.decode):
                     hand = await self._legs.prefill(turn, plan.prefill, expected_s=plan.estimate.prefill_s)
             except EngineError as error:
-                again = self._repeat_prefill(turn, plan.prefill.node, error.failure)
+                again = self._repeat_prefill(turn, plan.prefill.node, error.failure, last=last)
                 self._go_cold(turn, misses.PREFILL_FAILED if turn.warm else turn.outcome.miss)
                 if not last and again:
                     continue
@@ -102,13 +102,16 @@ class Attempts:
             return self._accept(turn, plan, hand)
         raise AssertionError("unreachable")
 
-    def _repeat_prefill(self, turn: Turn, node: Node, failure: Failure) -> bool:
-        """Notes a failed prefill leg. Tells whether it may be repeated, cold."""
+    def _repeat_prefill(self, turn: Turn, node: Node, failure: Failure, *, last: bool) -> bool:
+        """Notes a failed prefill leg. Tells whether it may be repeated, cold; the ``last`` may not."""
         self._note(turn, node, failure)
         if turn.warm:
             if failure in NOT_READ or failure is Failure.TIMEOUT:
                 turn.unread.append((node, turn.warm.holder.node))
             return True
+        if last:
+            # What is not repeated must not count as if it was.
+            return False
         if failure is Failure.DISCONNECTED or (failure in RETRYABLE and self._others(turn, Role.PREFILL)):
             return self._retries.allowed()
         return False
@@ -146,8 +149,8 @@ class Attempts:
 
     # Decode
 
-    def _again(self, turn: Turn, handed: HandedOver, failure: Failure) -> bool:
-        """Notes a failed decode leg. Tells whether the turn may be repeated, cold.
+    def _again(self, turn: Turn, handed: HandedOver, failure: Failure, *, last: bool) -> bool:
+        """Notes a failed decode leg. Tells whether the turn may be repeated, cold; the ``last`` asks for nothing.
 
         It may on another node, after a mere broken connection, when what was held or handed off may be why: then with
         another prefill node's hand-off, or none.
@@ -163,6 +166,8 @@ class Attempts:
             turn.unread.append((node, prefill))
             turn.tried.add(prefill.node_id)
             return True
+        if last:
+            return False
         if failure is Failure.DISCONNECTED or self._others(turn, Role.DECODE):
             return handed.plan.route is Route.WARM or self._retries.allowed()
         return False

@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Self
 
+import grpc
+
 from backhaul.envoy.v3 import ext_proc_pb2 as pb
 
 _WAITING = 4
@@ -34,8 +36,7 @@ class Exchange:
         self._over = False
         self._scope: asyncio.Timeout | None = None
         self._reader: asyncio.Task[None] | None = None
-        self.write = write
-        """Sends a message; waits while the gateway has no room for it."""
+        self._write = write
 
     async def __aenter__(self) -> Self:
         self._reader = asyncio.create_task(self._read())
@@ -55,6 +56,14 @@ class Exchange:
         if message is None:
             raise GoneError
         return message
+
+    async def write(self, message: pb.ProcessingResponse) -> None:
+        """Sends a message; waits while the gateway has no room for it. Raises GoneError when it cannot be sent."""
+        try:
+            await self._write(message)
+        except grpc.aio.InternalError as error:
+            # The call has ended under it. Of this gRPC may tell first, and only then of the end itself.
+            raise GoneError from error
 
     def end(self) -> None:
         """There will be no further message."""
@@ -93,3 +102,5 @@ class Exchange:
     def _interrupt(self) -> None:
         if self._scope is not None:
             self._scope.reschedule(0)
+            # What is ending may take a moment, in which more is seen; a scope that ends cannot be told again.
+            self._scope = None

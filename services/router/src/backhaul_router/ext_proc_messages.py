@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+import msgspec
 from google.protobuf import struct_pb2
 
 from backhaul.envoy.v3 import ext_proc_pb2 as pb
@@ -101,8 +102,10 @@ def mutation(set_headers: Mapping[str, str], remove_headers: Iterable[str] = ())
 
 
 def destination(endpoint: str, expectation: Expectation) -> struct_pb2.Struct:
-    """Returns the metadata that names an endpoint, and what is expected of it."""
-    named = {gateway.DESTINATION: endpoint, gateway.EXPECTATION: expectation.told()}
+    """Returns the metadata that names an endpoint, ip:port, and what is expected of it."""
+    # By this name the gateway says who served a request.
+    told = msgspec.structs.replace(expectation, endpoint=endpoint).told()
+    named = {gateway.DESTINATION: endpoint, gateway.EXPECTATION: told}
     inner = struct_pb2.Struct(fields={name: struct_pb2.Value(string_value=value) for name, value in named.items()})
     return struct_pb2.Struct(fields={_LB: struct_pb2.Value(struct_value=inner)})
 

@@ -20,7 +20,7 @@ from backhaul_common.addresses import join_address, split_address
 from backhaul_router import ext_proc_messages as messages
 from backhaul_router.admission import Admission, Held
 from backhaul_router.core import gateway
-from backhaul_router.core.engines import EngineError
+from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import ApiError
 from backhaul_router.exchange import Exchange, GoneError
 from backhaul_router.forwarding import Forwarded
@@ -130,7 +130,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
                     async with exchange.attended():
                         forwarded, address = await stack.enter_async_context(self._begun(exchange, request))
                     await self._give(exchange, request, forwarded, address)
-                    await self._follow(exchange, request, forwarded)
+                    await self._follow(exchange, request, forwarded, address)
             except ApiError as error:
                 await exchange.write(messages.refusal(error, request.request_id, request.path))
 
@@ -151,7 +151,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
                     raise ApiError(500, "the gateway must send bodies BUFFERED for engines without the connector")
                 if forwarded.streams_hosts:
                     raise ApiError(500, "engines without the connector stream no responses through a gateway")
-                yield forwarded, await _address(forwarded.endpoint)
+                yield forwarded, await _place(forwarded)
 
     async def _body(self, exchange: Exchange, request: _Request, held: Held) -> bytes:
         """Reads the whole body. Raises ApiError (400, 408, 413, 429)."""
@@ -190,10 +190,11 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
 
     # The answer
 
-    async def _follow(self, exchange: Exchange, request: _Request, forwarded: Forwarded) -> None:
+    async def _follow(self, exchange: Exchange, request: _Request, forwarded: Forwarded, address: str) -> None:
         """Sees an answer through: its head, all of it if it comes whole, its end. Raises ApiError, GoneError."""
         try:
-            if await self._head(exchange, request, forwarded, await _after_request(exchange)) and not self._leaving:
+            head = await _after_request(exchange)
+            if await self._head(exchange, request, forwarded, address, head) and not self._leaving:
                 self._answered.add(exchange)
                 await _until_end(exchange)
         except (GoneError, asyncio.CancelledError):
@@ -206,7 +207,7 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         forwarded.ended()
 
     async def _head(
-        self, exchange: Exchange, request: _Request, forwarded: Forwarded, message: pb.ProcessingRequest
+        self, exchange: Exchange, request: _Request, forwarded: Forwarded, address: str, message: pb.ProcessingRequest
     ) -> bool:
         """Takes an answer's head, and the rest of one that comes whole. Tells whether anything follows."""
         headers, details = messages.headers_in(message.response_headers), messages.details_in(message)
@@ -216,6 +217,8 @@ class ExternalProcessor(ext_proc_pb2_grpc.ExternalProcessorServicer):
         streams = not gateway.comes_whole(status, headers)
         whole = not streams and request.asks and not own and not message.response_headers.end_of_stream
         served = messages.served_in(message)
+        # It was told an address; the node may name a host.
+        served = forwarded.endpoint if served == address else served
         told = forwarded.answered(status, failure, served=served, streams=streams, whole=whole)
         if failure is not None and own:
             error = EngineError(failure).as_api_error("decode")
@@ -246,6 +249,16 @@ def _leg(request: _Request, forwarded: Forwarded, address: str) -> Iterator[pb.P
     return messages.in_pieces(mutation, leg.body, metadata, trailers=request.trailers)
 
 
+async def _place(forwarded: Forwarded) -> str:
+    """Returns where a turn goes, ip:port. Raises ApiError (503)."""
+    try:
+        return await _address(forwarded.endpoint)
+    except ApiError as error:
+        # It is as one that refuses connections: the next turn goes elsewhere.
+        forwarded.answered(error.status, Failure.REFUSED, served="", streams=False, whole=False)
+        raise
+
+
 async def _address(endpoint: str) -> str:
     """Returns ip:port: gateways take no names of hosts. Raises ApiError (503)."""
     host, port = split_address(endpoint)
@@ -255,7 +268,8 @@ async def _address(endpoint: str) -> str:
     try:
         async with asyncio.timeout(_RESOLVE_S):
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError) as error:
+    except (OSError, UnicodeError, TimeoutError) as error:
+        # What no name can be is a UnicodeError.
         raise ApiError(503, "the decode engine's address cannot be found", headers={"retry-after": "1"}) from error
     return join_address(str(found[0][4][0]), port)
 

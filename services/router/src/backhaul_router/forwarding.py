@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from backhaul_router.answers import whole_answer
+from backhaul_router.answers import turn_answer
 from backhaul_router.attempts import Attempts
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.engines import UNANSWERED, Failure
@@ -32,6 +32,8 @@ class Forwarded:
         self._untold = turn.untold
         self._taken_s = 0.0
         """When it was taken, seconds after the turn began."""
+        self._status = 0
+        """Of the answer."""
         self.leg = leg
         self.seen = False
         """Whether all has been told of the answer that will be, but for its end."""
@@ -87,7 +89,7 @@ class Forwarded:
         ``streams``: it is a stream of events. ``whole``: all of it is told, too.
         ``served``: host:port of who answered, if it is known. Of another engine nothing is learnt about this one.
         """
-        turn, self.seen = self._turn, not whole
+        turn, self.seen, self._status = self._turn, not whole, status
         if failure is not None and failure in UNANSWERED:
             self.leg.span.failed(failure.value)
         else:
@@ -111,7 +113,7 @@ class Forwarded:
         """Returns an answer as the client gets it. Raises ApiError (502)."""
         self.seen = True
         self._turn.outcome.answer_s = self._turn.trace.elapsed_s
-        return whole_answer(body, self._handed.usage)
+        return turn_answer(self._turn.body, self._status, body, self._handed.usage)
 
     def began(self, first_s: float) -> None:
         """The first byte of a stream came this many seconds after it was sent."""

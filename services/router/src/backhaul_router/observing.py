@@ -20,7 +20,7 @@ from backhaul_common.clock import Clock
 from backhaul_common.metering import OTHER, Counter, Histogram, Values, observe
 from backhaul_router import instruments
 from backhaul_router.core.body import Endpoint, TurnBody
-from backhaul_router.core.engines import Failure
+from backhaul_router.core.engines import EngineError, Failure
 from backhaul_router.core.errors import ApiError, bounded
 from backhaul_router.core.health.breakers import Breakers, BreakerState
 from backhaul_router.core.nodes import Node, NodeTable
@@ -161,6 +161,9 @@ def observe_nodes(breakers: Breakers, table: NodeTable, follows: Callable[[], bo
 def _result_of(error: Exception) -> str:
     if isinstance(error, ApiError):
         return f"error_{error.status}"
+    if isinstance(error, EngineError):
+        # Before anything of the answer was there it would be the client's error.
+        return "broken"
     return "client_gone" if isinstance(error, ConnectionError) else "failed"
 
 

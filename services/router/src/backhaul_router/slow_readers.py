@@ -45,5 +45,6 @@ class SlowReaders:
     async def _send_status(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         error = ResourceExhaustedError("SLOW_READER", f"the client took nothing for {self._limit_s:g} s")
         status = to_status(error)
-        with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):
+        # Who is gone cannot be told: then it is an InternalError.
+        with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError, grpc.aio.InternalError):
             await context.abort(status.code, status.details, status.trailing_metadata)

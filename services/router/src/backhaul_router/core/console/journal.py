@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from backhaul_router.core import misses
+from backhaul_router.core.engines import EngineError
 from backhaul_router.core.errors import ApiError
 from backhaul_router.core.lookup import TurnKeys
 from backhaul_router.core.turn import Outcome, Route
@@ -196,4 +197,7 @@ def _result_of(error: Exception) -> str:
     """Returns what the log of turns says."""
     if isinstance(error, ApiError):
         return f"error_{error.status}"
+    if isinstance(error, EngineError):
+        # Before anything of the answer was there it would be the client's error.
+        return "broken"
     return "client_gone" if isinstance(error, ConnectionError) else "failed"
