@@ -84,7 +84,7 @@ class Publishers:
                 latest[engine_id] = group.create_task(self._run_one(publisher, latest.get(engine_id), hear))
 
     async def _run_one(self, publisher: Publisher, before: asyncio.Task[None] | None, hear: ev.Hear) -> None:
-        """Runs a publisher once the one before it of the same engine has ended: what is heard of both stays in order."""
+        """Runs a publisher after the end of the one before it, of the same engine: what is heard stays in order."""
         try:
             if before is not None:
                 await asyncio.wait([before])
