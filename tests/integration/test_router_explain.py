@@ -110,9 +110,10 @@ async def test_who_does_not_ask_is_told_nothing(stack: RouterStack, headers: dic
 
 async def test_with_many_nodes_the_header_stays_short(stack: RouterStack) -> None:
     for number in range(200):
-        await stack.directory.add(
-            FakeEngine("prefill"), node_id=f"{number}-" + "n" * 200, compatibility_hash=f"another-{number}"
-        )
+        engine = FakeEngine("prefill")
+        engine.port = 8200
+        node_id = f"{number}-" + "n" * 200
+        await stack.directory.add(engine, node_id=node_id, compatibility_hash=f"another-{number}")
     await eventually(lambda: len(stack.router.table) == 202)
     got = await stack.chat("hi", headers=ON)
     assert got.route == told(got)["route"] == "cold"
