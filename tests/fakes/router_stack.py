@@ -1,5 +1,6 @@
 """A router with fakes around it, over real sockets."""
 
+import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -14,6 +15,7 @@ from backhaul_common.addresses import join_address
 from backhaul_common.tls import CallerContext, Identity
 from backhaul_router.app import Running, running
 from backhaul_router.config import Config
+from backhaul_router.owner_client import OwnerClient
 from tests.fakes.directory import FakeDirectory
 from tests.fakes.engine import FakeEngine
 from tests.fakes.eventually import eventually
@@ -60,6 +62,18 @@ class RouterStack:
         node = await self.directory.add(engine, **fields)
         await eventually(lambda: self.router.table.get(node.node_id) is not None)
         return engine
+
+    async def told(self) -> None:
+        """Waits until owners have been told all that they were to be told in the background.
+
+        Before, that something was not released shows nothing.
+        """
+
+        def telling() -> bool:
+            running = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
+            return OwnerClient._repeat.__qualname__ in running
+
+        await eventually(lambda: not telling())
 
     async def lose(self, engine: FakeEngine) -> None:
         """Removes the node of an engine that was not well; returns when the router knows."""

@@ -223,4 +223,5 @@ async def test_a_hand_off_that_may_have_been_read_is_not_released(front: Front) 
 
     assert (got.status, front.state()) == (502, BreakerState.OPEN)
     await eventually(lambda: front.stack.router.admission.turn_count == 0)
+    await front.stack.told()
     assert front.stack.owner.released == []

@@ -83,6 +83,7 @@ async def test_a_planned_turn_is_sent_by_the_gateway_and_streams_past_the_router
     assert (plan.send_within.seconds, told.report_within.seconds) == (30, 600)
     assert not any(end.HasField("report_within") for end in ends)
     assert idle(stack)
+    await stack.told()
     assert stack.owner.released == []
 
 

@@ -46,6 +46,7 @@ async def test_a_turn_reads_what_is_still_cached_and_says_so() -> None:
     (prefill,) = stack.prefill.legs
     assert prefill.params is not None
     assert prefill.params["remote_request_id"] == "fresh-1"
+    await stack.told()
     assert stack.owner.released == []
 
 

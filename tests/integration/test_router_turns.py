@@ -59,6 +59,7 @@ async def test_the_next_turn_reads_what_the_first_left(stack: RouterStack) -> No
     assert sent == {"do_remote_decode": True, "do_remote_prefill": False, "remote_request_id": "set-1"}
     assert prefill.params["remote_blocks_expiry_time"] == 123.5
     assert decode.params["remote_engine_id"] == stack.prefill.engine_id
+    await stack.told()
     assert stack.owner.returned == []
     assert stack.owner.claims[0].weights_digest == "weights"
 
@@ -139,6 +140,7 @@ async def test_an_owner_that_refuses_says_why(stack: RouterStack) -> None:
     stack.owner.refusal = FailedPreconditionError("SET_EXPIRING", "too late")
     got = await stack.chat("hi", "hello", "more")
     assert (got.status, got.miss) == (200, "claim:set_expiring")
+    await stack.told()
     assert stack.owner.returned == []
 
 

@@ -194,6 +194,15 @@ def test_output_that_cannot_be_written_ends_in_words() -> None:
     assert (ended.returncode, ended.stderr) == (Exit.FAILED, "Error: cannot write: No space left on device\n")
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Who runs tests in the background of a script has SIGINT ignored, by all that is started, too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_who_interrupts_a_command_gets_130_and_no_traceback() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         command = [sys.executable, "-m", "backhaul_cli", "nodes", "--timeout-s", "60"]
