@@ -151,6 +151,7 @@ class Foreign:
 
     def __init__(self, owner: Owner, vocabulary: Sequence[int]) -> None:
         self._engine = owner.engine
+        eventually(owner.hears_the_engine, within_s=30)
         before = owner.used()
         # Not what an earlier test's agent knew to be cached.
         prompt, cached = random.choices(vocabulary, k=300), random.choices(vocabulary, k=400)

@@ -89,6 +89,11 @@ class Owner:
         self.stub.ReturnBlockSet(agent_pb2.ReturnBlockSetRequest(request_id=request.request_id), timeout=_CALL_S)
         return ""
 
+    def hears_the_engine(self) -> bool:
+        """Tells whether the agent is told what the engine caches: it is not of what was computed before."""
+        nodes = [node for node in self._nodes() if node.node_id == self._name]
+        return any(engine.second_chance for node in nodes for engine in node.engines)
+
     def harvest(self, tokens: Sequence[int]) -> str:
         """Has the owner make a fresh handle for tokens that the engine caches; returns its name."""
         deadline = time.monotonic() + 60
