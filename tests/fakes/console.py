@@ -4,6 +4,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from backhaul_common.clock import Clock, SystemClock
 from backhaul_common.errors import BackhaulError
@@ -69,7 +70,7 @@ class ToldTurn:
 def node(name: str, role: Role = Role.DECODE, **changes: object) -> Node:
     """Returns a ready node with one engine, whose fields the changes name as well."""
     of_engine = {key: changes.pop(key) for key in [*changes] if key in Engine.__dataclass_fields__}
-    engine = {
+    engine: dict[str, Any] = {
         "engine_id": f"{name}-engine",
         "compatibility_hash": "hash",
         "weights_digest": "weights",
@@ -81,17 +82,17 @@ def node(name: str, role: Role = Role.DECODE, **changes: object) -> Node:
         "retention_ttl_s": 480.0,
         **of_engine,
     }
-    fields = {
+    fields: dict[str, Any] = {
         "node_id": name,
         "role": role,
         "agent_address": f"{name}:7201",
         "engine_url": f"http://{name}:8200",
         "models": frozenset({MODEL}),
-        "engines": (Engine(**engine),),  # type: ignore[arg-type]  # the test names them
+        "engines": (Engine(**engine),),
         "state": NodeState.READY,
         **changes,
     }
-    return Node(**fields)  # type: ignore[arg-type]  # the test names them
+    return Node(**fields)
 
 
 class FakeConsole:

@@ -1,7 +1,7 @@
 """Whether each engine has a partner that it can exchange blocks with."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from backhaul_cli.core.finding import Finding, error
@@ -154,5 +154,5 @@ def _sizes_fit(one: Engine, other: Engine) -> bool:
     return not less or less == more or (more % less == 0 and not 0 < heads < more)
 
 
-def _names(models: object) -> str:
-    return ", ".join(sorted(models)) or "nothing"  # type: ignore[call-overload]  # any collection of texts
+def _names(models: Iterable[str]) -> str:
+    return ", ".join(sorted(models)) or "nothing"
