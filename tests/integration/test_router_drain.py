@@ -106,6 +106,15 @@ async def test_a_connection_that_is_idle_when_it_stops_is_closed_at_once(stack: 
         await asyncio.wait([running])
 
 
+async def test_a_client_that_has_just_connected_when_the_port_closes_is_answered(stack: RouterStack) -> None:
+    async with stopping(stack, lame_duck_s=0.1, grace_s=5.0) as (router, stop):
+        with socket.create_connection(("127.0.0.1", router.http_port)) as client:
+            stop()
+            await eventually(lambda: _refuses(router.http_port))
+            client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert await asyncio.to_thread(client.recv, 15) == b"HTTP/1.1 200 OK"
+
+
 async def test_watches_end_and_the_port_is_free_when_it_is_gone(stack: RouterStack) -> None:
     async with (
         stopping(stack, lame_duck_s=0.1, grace_s=5.0) as (router, stop),
@@ -156,6 +165,19 @@ async def test_steady_load_through_a_sigterm_loses_no_request(stack: RouterStack
     assert load.failures == []
 
 
+async def test_clients_that_ask_until_the_port_is_closed_lose_no_request(stack: RouterStack) -> None:
+    with process(stack, "--lame-duck-s", "0.3", "--lookup-budget-s", "1") as (port, router):
+        load = _Load(f"http://127.0.0.1:{port}", stack)
+        await eventually(lambda: load.ready(), 20)
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(24):
+                tasks.create_task(load.send_until_refused(stream=bool(index % 2)))
+            await eventually(lambda: load.answered > 50, 20)
+            router.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(router.wait, 10) == 0
+    assert load.failures == []
+
+
 async def test_a_second_sigterm_ends_it_at_once(stack: RouterStack) -> None:
     with process(stack, "--lame-duck-s", "30") as (port, router):
         load = _Load(f"http://127.0.0.1:{port}", stack)
@@ -194,16 +216,28 @@ class _Load:
             await asyncio.sleep(0.1)
 
     async def send(self, *, stream: bool) -> None:
-        while self.up:
-            try:
-                async with self._client.post(f"{self._url}{CHAT}", json=chat_body("hi", stream=stream)) as response:
-                    body = await response.read()
-            except aiohttp.ClientError as error:
-                self.failures.append(repr(error))
-                return
-            if response.status != 200 or (stream and not body.endswith(b"[DONE]\n\n")):
-                self.failures.append(f"{response.status} {body[:200]!r}")
-            self.answered += 1
+        while self.up and await self._one(stream):
+            pass
+
+    async def send_until_refused(self, *, stream: bool) -> None:
+        with contextlib.suppress(aiohttp.ClientConnectorError):
+            while await self._one(stream):
+                pass
+
+    async def _one(self, stream: bool) -> bool:
+        """Sends a request; returns whether to go on. Raises ClientConnectorError when the port is closed."""
+        try:
+            async with self._client.post(f"{self._url}{CHAT}", json=chat_body("hi", stream=stream)) as response:
+                body = await response.read()
+        except aiohttp.ClientConnectorError:
+            raise
+        except aiohttp.ClientError as error:
+            self.failures.append(repr(error))
+            return False
+        if response.status != 200 or (stream and not body.endswith(b"[DONE]\n\n")):
+            self.failures.append(f"{response.status} {body[:200]!r}")
+        self.answered += 1
+        return True
 
 
 def _refuses(port: int) -> bool:

@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -18,6 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from backhaul.router.v1 import router_pb2, router_pb2_grpc
 from backhaul_common.grpc_client import open_channel, to_error
 from backhaul_router import engine_client
+from backhaul_router.http_listener import listen
 from backhaul_router.http_protocol import ApiServer, ClientLimits
 from tests.fakes.complaints import complaints
 from tests.fakes.engine import FakeEngine, Leg, Step, answer, bare_500, event_of, raw_stream, refuse, reset
@@ -105,6 +107,62 @@ async def test_the_last_bytes_of_an_answer_that_nobody_takes_keep_no_connection(
         await eventually(lambda: server.requests_count == 1)
         await eventually(lambda: not server.connections)
     listener.close()
+
+
+async def test_connections_that_clients_have_when_the_port_closes_are_served() -> None:
+    server = ApiServer(_48_kib, limits=_FEW)
+    listener = await listen(server, "127.0.0.1:0", None)
+    # The event loop does not run: nobody has accepted them.
+    clients = [_asking(listener.port) for _ in range(9)]
+    await listener.close()
+    answers = [await asyncio.to_thread(client.recv, 64) for client in clients]
+    assert {answer[:15] for answer in answers} == {b"HTTP/1.1 200 OK"}
+    with pytest.raises(ConnectionRefusedError):
+        _asking(listener.port)
+    await _ended(server, clients)
+
+
+async def test_a_client_that_asks_while_idle_connections_are_closed_is_answered() -> None:
+    server = ApiServer(_48_kib, limits=_FEW)
+    listener = await listen(server, "127.0.0.1:0", None)
+    clients = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(3)]
+    await eventually(lambda: len(server.connections) == 3)
+    clients[1].sendall(_ASK)
+    assert server.close_idle()
+    answers = [await asyncio.to_thread(client.recv, 15) for client in clients]
+    assert answers == [b"", b"HTTP/1.1 200 OK", b""]
+    assert not server.close_idle()
+    await listener.close()
+    await _ended(server, clients)
+
+
+async def test_room_is_made_by_a_connection_on_which_nobody_asks() -> None:
+    server = ApiServer(_48_kib, limits=replace(_FEW, connections=2))
+    listener = await listen(server, "127.0.0.1:0", None)
+    clients = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(2)]
+    await eventually(lambda: len(server.connections) == 2)
+    clients[0].sendall(_ASK)
+    assert server.make_room()
+    answers = [await asyncio.to_thread(client.recv, 15) for client in clients]
+    assert answers == [b"HTTP/1.1 200 OK", b""]
+    await listener.close()
+    await _ended(server, clients)
+
+
+_FEW = ClientLimits(body_bytes=1, receive_s=9, send_s=9, connections=9, goodbyes=9)
+_ASK = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def _asking(port: int) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", port))
+    client.sendall(_ASK)
+    return client
+
+
+async def _ended(server: ApiServer, clients: list[socket.socket]) -> None:
+    for client in clients:
+        client.close()
+    await eventually(lambda: not server.connections)
 
 
 async def _48_kib(request: web.BaseRequest) -> web.StreamResponse:

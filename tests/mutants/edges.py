@@ -110,6 +110,36 @@ MUTANTS = (
         (f"{_EDGES}::test_a_body_that_its_client_does_not_finish_ends_at_once",),
     ),
     Mutant(
+        "reset-connections-that-wait-to-be-accepted",
+        f"{_SOURCE}/http_listener.py",
+        "await asyncio.gather(*map(self._take, waiting))",
+        "[connection.close() for connection in waiting]",
+        (f"{_EDGES}::test_connections_that_clients_have_when_the_port_closes_are_served",),
+    ),
+    Mutant(
+        "close-connections-on-which-clients-ask",
+        f"{_SOURCE}/http_protocol.py",
+        "            if connection not in asking:\n",
+        "            if True:\n",
+        (f"{_EDGES}::test_a_client_that_asks_while_idle_connections_are_closed_is_answered",),
+    ),
+    Mutant(
+        "make-room-by-who-asks",
+        f"{_SOURCE}/http_protocol.py",
+        "_is_idle(each) and not _readable([each])",
+        "_is_idle(each)",
+        (f"{_EDGES}::test_room_is_made_by_a_connection_on_which_nobody_asks",),
+    ),
+    Mutant(
+        "close-new-connections-at-once",
+        f"{_SOURCE}/http_service.py",
+        "        await asyncio.sleep(_FIRST_REQUEST_S)\n",
+        "",
+        (
+            f"{_INTEGRATION}/test_router_drain.py::test_a_client_that_has_just_connected_when_the_port_closes_is_answered",
+        ),
+    ),
+    Mutant(
         "log-clients-mistakes",
         f"{_SOURCE}/http_protocol.py",
         'if not isinstance(kw.get("exc_info"), web.RequestPayloadError | PayloadEncodingError):',

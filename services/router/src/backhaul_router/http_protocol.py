@@ -1,7 +1,8 @@
 """HTTP/1.1 server protocol: errors in OpenAI's form, limits on clients, and clients that close only one side."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import select
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -266,7 +267,7 @@ class ApiServer(web.Server):
         """Tells whether one more connection may be served; closes the oldest idle one if it must."""
         if len(self._connections) < self._limits.connections:
             return True
-        idle = next((connection for connection in self._connections if _is_idle(connection)), None)
+        idle = next((each for each in self._connections if _is_idle(each) and not _readable([each])), None)
         self.count_drop("too_many" if idle is None else "idle")
         if idle is not None:
             idle.force_close()
@@ -297,14 +298,17 @@ class ApiServer(web.Server):
         for transport in tuple(self._goodbyes):
             self._part(transport)
 
-    def pre_shutdown(self) -> None:
-        """Closes idle connections; others close after their answer."""
-        for connection in self.connections:
-            # aiohttp ends the task of an idle connection here, but leaves its socket open and deaf.
-            if _is_idle(connection):
+    def close_idle(self) -> bool:
+        """Closes idle connections, but for those on which a client has sent what has yet to be read: are there any?
+
+        aiohttp's own `pre_shutdown` ends the task of an idle connection, but leaves its socket open and deaf.
+        """
+        idle = [connection for connection in self.connections if _is_idle(connection)]
+        asking = _readable(idle)
+        for connection in idle:
+            if connection not in asking:
                 connection.force_close()
-            else:
-                connection.close()
+        return bool(asking)
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         protocol.begin(payload)
@@ -315,6 +319,19 @@ class ApiServer(web.Server):
 
 def _is_idle(connection: web.RequestHandler) -> bool:
     return isinstance(connection, ApiProtocol) and connection.idle
+
+
+def _readable(connections: Sequence[web.RequestHandler]) -> set[web.RequestHandler]:
+    """Returns the connections whose sockets hold what the event loop has yet to read."""
+    places = {
+        connection.transport.get_extra_info("socket").fileno(): connection
+        for connection in connections
+        if connection.transport is not None
+    }
+    look = select.poll()
+    for place in places:
+        look.register(place, select.POLLIN)
+    return {places[place] for place, _ in look.poll(0)}
 
 
 def _encrypted(transport: asyncio.BaseTransport) -> bool:

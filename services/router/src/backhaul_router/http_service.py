@@ -1,6 +1,7 @@
 """The OpenAI HTTP API."""
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -19,7 +20,7 @@ from backhaul_router.conversations import Conversations, Ending, deleted_documen
 from backhaul_router.core.body import Endpoint
 from backhaul_router.core.errors import ApiError, invalid
 from backhaul_router.core.passing import PASSED, RESPONSES
-from backhaul_router.http_listener import listen
+from backhaul_router.http_listener import Listener, listen
 from backhaul_router.http_protocol import ApiProtocol, ApiServer, BodyCutError, ClientLimits, Phase
 from backhaul_router.models import Models
 from backhaul_router.passing import PassedAnswer, Passing
@@ -30,6 +31,11 @@ from backhaul_router.turns import Turns
 
 _END_S = 0.1
 """Given to connections for their last bytes, seconds; aiohttp takes 0 for no limit."""
+
+_FIRST_REQUEST_S = 0.2
+"""Given to clients that have just connected when the port closes, seconds."""
+_LOOK_S = 0.02
+"""Between two looks at what still runs, seconds."""
 
 _PIECE_BYTES = 64 * 1024
 _CONVERSATIONS = "/v1/conversations/"
@@ -71,7 +77,7 @@ class HttpService:
         }
         self._running: set[asyncio.Task[object]] = set()
         self._api: ApiServer | None = None
-        self._listener: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._leaving = False
         self.port = 0
         """Port that the server listens on; known once entered."""
@@ -80,7 +86,7 @@ class HttpService:
         """Binds and starts. Raises UnavailableError (ADDRESS_UNAVAILABLE) when the address cannot be bound."""
         self._api = ApiServer(self._handle, limits=self._limits)
         self._listener = await listen(self._api, self._address, self._tls)
-        self.port = self._listener.sockets[0].getsockname()[1]
+        self.port = self._listener.port
         return self
 
     async def __aexit__(
@@ -97,13 +103,22 @@ class HttpService:
         if self._listener is None or self._api is None:
             return
         self.leave()
-        self._listener.close()
-        self._api.pre_shutdown()
-        if self._running and grace_s > 0:
-            await asyncio.wait(self._running, timeout=grace_s)
+        await self._listener.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._finish(self._api)
         self._api.end_goodbyes()
         await self._api.shutdown(_END_S)
         self._listener = None
+
+    async def _finish(self, api: ApiServer) -> None:
+        """Waits for running requests, and those that clients are about to send; their answers say that it was the last.
+
+        A request that meets a connection being closed is lost, and its client cannot know whether it was taken.
+        """
+        await asyncio.sleep(_FIRST_REQUEST_S)
+        while api.close_idle() or self._running:  # noqa: ASYNC110  # unread bytes are no event of the loop
+            await asyncio.sleep(_LOOK_S)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         _enter(request, Phase.WAITING)

@@ -17,7 +17,7 @@ from backhaul_router.console.page_files import HEADERS, page_files
 from backhaul_router.console.state import ConsoleState, Cursor
 from backhaul_router.core.console.operators import Operators
 from backhaul_router.core.errors import ApiError, invalid
-from backhaul_router.http_listener import listen
+from backhaul_router.http_listener import Listener, listen
 from backhaul_router.http_protocol import ApiProtocol, ApiServer, BodyCutError, ClientLimits, Phase
 
 _log = structlog.get_logger(__name__)
@@ -67,7 +67,7 @@ class ConsoleService:
         self._questions = 0
         self._sampling: asyncio.Task[None] | None = None
         self._api: ApiServer | None = None
-        self._listener: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self.port = 0
         """Port that it listens on; known once entered."""
 
@@ -75,7 +75,7 @@ class ConsoleService:
         """Binds and starts. Raises UnavailableError (ADDRESS_UNAVAILABLE) when the address cannot be bound."""
         self._api = ApiServer(self._handle, limits=_LIMITS)
         self._listener = await listen(self._api, self._address, self._tls)
-        self.port = self._listener.sockets[0].getsockname()[1]
+        self.port = self._listener.port
         self._sampling = asyncio.create_task(self._state.run())
         scheme = "https" if self._tls else "http"
         host = self._address.rpartition(":")[0]
@@ -90,9 +90,9 @@ class ConsoleService:
         if self._sampling is not None:
             self._sampling.cancel()
             await asyncio.wait([self._sampling])
-        self._listener.close()
+        await self._listener.close()
         await self._end_streams()
-        self._api.pre_shutdown()
+        self._api.close_idle()
         self._api.end_goodbyes()
         await self._api.shutdown(_END_S)
         self._listener = None
