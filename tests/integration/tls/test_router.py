@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
+from aiohttp import web
 from structlog.testing import capture_logs
 
 from backhaul.envoy.v3 import ext_proc_pb2, ext_proc_pb2_grpc
@@ -19,6 +21,8 @@ from backhaul_common.grpc_client import open_channel
 from backhaul_common.tls import CallerContext, Identity, TlsFiles
 from backhaul_common.tls import identity as identities
 from backhaul_local.certificates import Authority, name_of
+from backhaul_router.http_listener import listen
+from backhaul_router.http_protocol import ApiServer, ClientLimits
 from tests.fakes.certificates import OVER, both, identity, settings, take
 from tests.fakes.engine import FakeEngine, answer, hang
 from tests.fakes.eventually import eventually
@@ -64,6 +68,29 @@ async def test_a_turn_is_over_as_soon_as_its_client_has_all_of_it(authority: Aut
                 stack.decode.chunk_gate.set()
             await answer.read()
         await eventually(lambda: stack.router.admission.turn_count == 0)
+
+
+async def test_clients_that_have_connected_when_the_port_closes_are_served(authority: Authority) -> None:
+    limits = ClientLimits(body_bytes=1, receive_s=9, send_s=9, connections=9, goodbyes=9)
+    server = ApiServer(_says_hello, limits=limits)
+    listener = await listen(server, "127.0.0.1:0", identity(authority.issue("router")))
+    # The event loop does not run: nobody has accepted it.
+    connection = socket.create_connection(("127.0.0.1", listener.port))
+
+    def ask() -> bytes:
+        context = ssl.create_default_context(cafile=authority.path)
+        with context.wrap_socket(connection, server_hostname="127.0.0.1") as client:
+            client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            return client.recv(15)
+
+    asking = asyncio.create_task(asyncio.to_thread(ask))
+    await listener.close()
+    assert await asking == b"HTTP/1.1 200 OK"
+    await eventually(lambda: not server.connections)
+
+
+async def _says_hello(request: web.BaseRequest) -> web.StreamResponse:
+    return web.Response(text="hello")
 
 
 async def test_the_grpc_api_takes_turns_too(authority: Authority) -> None:
